@@ -1,0 +1,1 @@
+"""Draftsmith: exact speculative decoding, every drafter family, one verifier."""

@@ -1,0 +1,1 @@
+"""Benchmarking: workloads, paired runs, summaries."""

@@ -1,0 +1,1 @@
+"""Draft budgets per request."""

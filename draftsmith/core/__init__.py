@@ -1,0 +1,1 @@
+"""Pure maths: trees, sampling, verification, losses, theory. Knows no model."""

@@ -1,0 +1,127 @@
+"""The nouns every layer shares: trees, draft laws, proposals, verdicts.
+
+Called by every other module; knows no model. Invariants: node 0 of a tree is the root (the last
+emitted token, not yet fed to the target); parents come before children; siblings stand in draw order.
+
+Shape letters: T tree nodes (root included), V vocabulary, C candidates of a sparse law.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+
+class ProposalKind(enum.Enum):
+    """How the drafted tokens of a proposal came about; the verifier dispatches on it."""
+
+    POINT_MASS = "point_mass"
+    """Deterministic given context and noise the verifier never uses as a coin (also seeded coupling)."""
+    IID = "iid"
+    """Siblings drawn independently from their parent's law."""
+    WITHOUT_REPLACEMENT = "without_replacement"
+    """Siblings drawn from their parent's law with earlier siblings removed and the rest renormalised."""
+
+
+class Rule(enum.Enum):
+    """Lossless verification rules a request may ask for at temperature > 0 (greedy is its own branch)."""
+
+    COUPLING = "coupling"
+    MATCH = "match"
+    CHAIN = "chain"
+    BLOCK = "block"
+    RECURSIVE = "recursive"
+    TRAVERSAL = "traversal"
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A rooted tree of tokens. `tokens[0]` is the root; `parents[0] == -1`; `parents[i] < i`."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes, root included."""
+        return len(self.tokens)
+
+    @property
+    def num_drafted(self) -> int:
+        """Number of nodes below the root."""
+        return len(self.tokens) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """A probability law over the target vocabulary, dense or sparse.
+
+    Dense: `probs` has shape [V] and `ids` is None. Sparse: `probs` has shape [C], `ids` (int64, [C],
+    distinct) names the tokens, everything else has probability 0. Probabilities sum to 1.
+    """
+
+    probs: torch.Tensor
+    ids: torch.Tensor | None = None
+
+    def prob(self, token: int) -> float:
+        """Probability of one token."""
+        if self.ids is None:
+            return float(self.probs[token])
+        hit = (self.ids == token).nonzero()
+        return float(self.probs[hit[0, 0]]) if len(hit) else 0.0
+
+    def dense(self, vocab_size: int) -> torch.Tensor:
+        """The law as a dense tensor [V] (the stored tensor itself when it is dense already)."""
+        if self.ids is None:
+            return self.probs
+        dense_V = torch.zeros(vocab_size, dtype=self.probs.dtype, device=self.probs.device)
+        dense_V[self.ids] = self.probs
+        return dense_V
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What a drafter proposes below the root of one sequence.
+
+    `laws[node]` is the law from which the children of `node` were really drawn (empty for
+    POINT_MASS); `confidence[node]` optionally estimates P(node accepted | parent accepted).
+    """
+
+    tree: Tree
+    kind: ProposalKind = ProposalKind.POINT_MASS
+    laws: Mapping[int, Law] = field(default_factory=dict)
+    confidence: tuple[float, ...] | None = None
+
+    @staticmethod
+    def empty(root: int) -> Proposal:
+        """The proposal of a drafter that drafts nothing."""
+        return Proposal(Tree((root,), (-1,)))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What verification kept of one proposal.
+
+    `path`: accepted node ids in order, root left out. `tokens`: emitted tokens, the accepted ones
+    followed by the residual or bonus token, cut by stop rules to `len(tokens)`.
+    """
+
+    path: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+    @property
+    def num_accepted(self) -> int:
+        """Accepted drafted tokens among those emitted."""
+        return min(len(self.path), len(self.tokens))
+
+    @property
+    def num_emitted(self) -> int:
+        """Emitted tokens."""
+        return len(self.tokens)
+
+    def cut(self, num_tokens: int) -> Verdict:
+        """The verdict with only its first `num_tokens` emitted tokens (a stop rule ended the step)."""
+        return Verdict(self.path[:num_tokens], self.tokens[:num_tokens])

@@ -1,0 +1,1 @@
+"""The engine: scheduling, the one step, streaming, the Python API."""

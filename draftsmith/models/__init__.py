@@ -1,0 +1,1 @@
+"""Decoders, KV cache, backends, tokenizers."""

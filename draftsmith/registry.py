@@ -1,0 +1,102 @@
+"""Plain tables of names to lazily imported classes, and the one grammar that selects from them.
+
+Called by the engine, the benchmark and the command line, so that none of them knows a drafter,
+controller or backend by name. A selection reads `NAME[:key=value]*` or
+`my_module:MyClass[:key=value]*`; keys are the fields of the class's `Options` dataclass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from draftsmith.errors import OptionError
+
+DRAFTERS: Mapping[str, str] = types.MappingProxyType(
+    {
+        "none": "draftsmith.drafters.none:NoDrafter",
+        "ngram": "draftsmith.drafters.ngram:NgramDrafter",
+        "suffix": "draftsmith.drafters.suffix:SuffixDrafter",
+        "draft_model": "draftsmith.drafters.draft_model:ModelDrafter",
+        "hybrid": "draftsmith.drafters.hybrid:HybridDrafter",
+    }
+)
+CONTROLLERS: Mapping[str, str] = types.MappingProxyType(
+    {
+        "fixed": "draftsmith.control.fixed:FixedController",
+        "backoff": "draftsmith.control.backoff:BackoffController",
+    }
+)
+BACKENDS: Mapping[str, str] = types.MappingProxyType(
+    {"reference": "draftsmith.models.reference:ReferenceBackend"}
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Selection:
+    """A class chosen from a table, and its options as written."""
+
+    text: str
+    target: str
+    options: Mapping[str, str]
+
+
+def parse_selection(text: str, table: Mapping[str, str], what: str) -> Selection:
+    """Read `NAME[:key=value]*` or `module:Class[:key=value]*`.
+
+    Raises `OptionError` for an unknown name or a part that is not `key=value`.
+    """
+    head, *parts = text.split(":")
+    if head in table:
+        target = table[head]
+    elif parts and parts[0].isidentifier():
+        target = f"{head}:{parts.pop(0)}"
+    else:
+        raise OptionError(
+            f"unknown {what} {head!r}: known are {', '.join(table)}; your own is written module:Class"
+        )
+    options: dict[str, str] = {}
+    for part in parts:
+        key, equals, value = part.partition("=")
+        if not equals or not key:
+            raise OptionError(f"{what} {text!r}: {part!r} is not of the form key=value")
+        options[key] = value
+    return Selection(text=text, target=target, options=options)
+
+
+def load_class(selection: Selection) -> type:
+    """Import the class a selection names. Raises `OptionError` when it is not there."""
+    module_name, _, class_name = selection.target.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise OptionError(f"cannot load {selection.target}: {error}") from error
+
+
+def read_options(options_class: type, values: Mapping[str, str], what: str) -> Any:
+    """Build a frozen options dataclass from strings; `OptionError` names unknown or malformed keys."""
+    hints = typing.get_type_hints(options_class)
+    known = [item.name for item in dataclasses.fields(options_class)]
+    converted: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known:
+            allowed = ", ".join(known) or "no options"
+            raise OptionError(f"{what}: unknown option {key!r}; allowed: {allowed}")
+        converted[key] = _convert(value, hints[key], f"{what}: option {key}")
+    return options_class(**converted)
+
+
+def _convert(value: str, hint: Any, where: str) -> Any:
+    kinds = [kind for kind in (typing.get_args(hint) or (hint,)) if kind is not types.NoneType]
+    if value == "none" and types.NoneType in typing.get_args(hint):
+        return None
+    try:
+        if kinds[0] is bool:
+            return {"true": True, "false": False}[value.lower()]
+        return kinds[0](value)
+    except (ValueError, KeyError) as error:
+        raise OptionError(f"{where}: {value!r} is not a {kinds[0].__name__}") from error
