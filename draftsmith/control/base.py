@@ -29,7 +29,11 @@ class RequestSignal:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutcome:
-    """What a step did for one request that was past its prompt."""
+    """What a step did for one request that was past its prompt.
+
+    `tokens`: the emitted tokens, when the engine passes them; with them a controller can also judge
+    drafted nodes that it cut, because a cut point mass would have been accepted iff the target emitted it.
+    """
 
     sequence_id: int
     drafter: str
@@ -37,6 +41,7 @@ class RequestOutcome:
     depth: int
     num_accepted: int
     num_emitted: int
+    tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
