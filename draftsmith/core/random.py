@@ -41,6 +41,16 @@ class RequestRandom:
         self._sample = sample
         self._target_cache: OrderedDict[tuple[int, int], np.ndarray] = OrderedDict()
 
+    @property
+    def seed(self) -> int:
+        """The request's seed, modulo 2**64."""
+        return self._seed
+
+    @property
+    def sample(self) -> int:
+        """The index among the request's `n` samples."""
+        return self._sample
+
     def target_gumbel(self, position: int, vocab_size: int) -> np.ndarray:
         """Standard Gumbel noise, float64 [V], for the target token at an output position.
 

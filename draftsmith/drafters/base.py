@@ -63,6 +63,8 @@ class Drafter(ABC):
     """Proposes tokens for sequences of one target."""
 
     Options: ClassVar[type] = NoOptions
+    drafts: ClassVar[bool] = True
+    """False: never proposes anything, so the engine does not ask."""
     needs: frozenset[Tap] = frozenset()
     """Taps of the target this drafter wants in `Commit.taps`."""
     bytes_per_token: int = 0

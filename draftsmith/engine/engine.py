@@ -1,0 +1,325 @@
+"""The Python API: load a model once, then generate, stream, or do both asynchronously.
+
+    from draftsmith import Engine
+    engine = Engine.load("smollm2", drafter="suffix")
+    print(engine.generate([{"role": "user", "content": "Hello"}], max_new_tokens=64).text)
+
+Whoever waits for tokens drives the engine: a lock lets one thread step at a time, and a step serves
+everybody's requests. Invariant: a request's output depends on its prompt, settings and seed alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import threading
+from collections.abc import AsyncIterator, Iterator
+from collections.abc import Sequence as Series
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Self
+
+from draftsmith.control.base import Controller
+from draftsmith.core.random import RequestRandom
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.stats import EventLog
+from draftsmith.drafters.base import Drafter, TargetInfo
+from draftsmith.engine.loading import LoadedModel, default_memory_bytes, load_model
+from draftsmith.engine.params import GenerationParams, Prompt
+from draftsmith.engine.prompts import encode_prompt, is_batch
+from draftsmith.engine.results import GenerationResult, TokenEvent
+from draftsmith.engine.scheduler import Scheduler
+from draftsmith.engine.sequence import Sequence
+from draftsmith.engine.stop import StopRules
+from draftsmith.errors import OptionError
+from draftsmith.models.detokenizer import Detokenizer
+from draftsmith.models.spec import DecoderSpec
+from draftsmith.models.tokenizer import Tokenizer
+from draftsmith.registry import CONTROLLERS, DRAFTERS, load_class, parse_selection, read_options
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """How an engine runs.
+
+    `drafter`, `controller`: selections (`NAME[:key=value]*`). `memory_bytes`: budget of the caches,
+    drafters included; None takes half of what is free. `max_batch`: sequences in one step.
+    `chunk_rows`: most rows of a step, prompt chunks included. `prefix_cache`: reuse common prefixes.
+    """
+
+    drafter: str = "suffix"
+    controller: str = "backoff"
+    memory_bytes: int | None = None
+    max_batch: int = 8
+    chunk_rows: int = 512
+    prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch", "chunk_rows"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise OptionError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if self.memory_bytes is not None and self.memory_bytes <= 0:
+            raise OptionError(f"memory_bytes must be positive, got {self.memory_bytes}")
+        if self.chunk_rows < self.max_batch:
+            raise OptionError(f"chunk_rows ({self.chunk_rows}) must be at least max_batch ({self.max_batch})")
+
+
+class Engine:
+    """One target, its drafters and its requests."""
+
+    def __init__(self, model: LoadedModel, settings: EngineSettings | None = None, *, load: Any = None) -> None:
+        self._model = model
+        self._settings = settings or EngineSettings()
+        self._load = load or (lambda name: load_model(name))
+        self._ids = itertools.count()
+        self._lock = threading.Lock()
+        self._executor: ThreadPoolExecutor | None = None
+        self._drafters: dict[str, Drafter] = {}
+        self._scheduler = Scheduler(
+            model.backend,
+            _make_controller(self._settings.controller),
+            memory_bytes=self._settings.memory_bytes or default_memory_bytes(),
+            max_batch=self._settings.max_batch,
+            chunk_rows=self._settings.chunk_rows,
+            prefix_cache=self._settings.prefix_cache,
+        )
+        self._drafter(self._settings.drafter)
+
+    @classmethod
+    def load(
+        cls,
+        model: str,
+        *,
+        backend: str = "auto",
+        dtype: str = "float32",
+        threads: int | None = None,
+        device: str = "cpu",
+        **settings: Any,
+    ) -> Self:
+        """Load a model by name, directory or file, ready to generate.
+
+        `backend`: "auto" or a name; `dtype`: "float32", "bfloat16" or "float64"; `threads`: None for
+        all cores; `settings`: the fields of `EngineSettings`. Raises `UserError`s.
+        """
+        known = {item.name for item in dataclasses.fields(EngineSettings)}
+        for name in settings:
+            if name not in known:
+                raise OptionError(f"unknown engine setting {name!r}; allowed: {', '.join(sorted(known))}")
+        checked = EngineSettings(**settings)
+
+        def load(name: str) -> LoadedModel:
+            return load_model(name, backend=backend, dtype=dtype, threads=threads, device=device)
+
+        return cls(load(model), checked, load=load)
+
+    # -- what it is -------------------------------------------------------------------------------
+
+    @property
+    def model_name(self) -> str:
+        """The name the model was loaded by."""
+        return self._model.name
+
+    @property
+    def backend_name(self) -> str:
+        """The backend that scores."""
+        return self._model.backend_name
+
+    @property
+    def spec(self) -> DecoderSpec:
+        """The target's shape."""
+        return self._model.backend.spec
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The target's tokenizer."""
+        return self._model.tokenizer
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of one prompt, chat template applied to messages. Raises `PromptError`."""
+        return encode_prompt(prompt, self._model)
+
+    def drafter(self, selection: str) -> Drafter:
+        """The engine's drafter of a selection, made on first use."""
+        return self._drafter(selection)
+
+    # -- generating -------------------------------------------------------------------------------
+
+    def generate(self, prompt: Prompt | Series[Prompt], **params: Any) -> Any:
+        """Generate to the end. One prompt gives a `GenerationResult`, a list of prompts a list of them.
+
+        `prompt`: a raw string, role/content messages, or token ids. `params`: the fields of
+        `GenerationParams` and `SamplingParams`. Raises `UserError`s before anything runs.
+        """
+        many = is_batch(prompt)
+        groups = self._submit(list(prompt) if many else [prompt], GenerationParams.create(**params))  # type: ignore[list-item]
+        for _ in self._events([sequence for group in groups for sequence in group]):
+            pass
+        results = [_gather(group) for group in groups]
+        return results if many else results[0]
+
+    def stream(self, prompt: Prompt, **params: Any) -> Iterator[TokenEvent]:
+        """Yield events as tokens come; `event.index` tells samples apart. Closing the iterator cancels."""
+        groups = self._submit([prompt], GenerationParams.create(**params))
+        return self._events(groups[0])
+
+    async def agenerate(self, prompt: Prompt | Series[Prompt], **params: Any) -> Any:
+        """`generate` for asynchronous callers; cancelling the task cancels the requests."""
+        many = is_batch(prompt)
+        groups = self._submit(list(prompt) if many else [prompt], GenerationParams.create(**params))  # type: ignore[list-item]
+        async for _ in self._aevents([sequence for group in groups for sequence in group]):
+            pass
+        results = [_gather(group) for group in groups]
+        return results if many else results[0]
+
+    def astream(self, prompt: Prompt, **params: Any) -> AsyncIterator[TokenEvent]:
+        """`stream` for asynchronous callers."""
+        groups = self._submit([prompt], GenerationParams.create(**params))
+        return self._aevents(groups[0])
+
+    def take_events(self) -> EventLog:
+        """The event log since the last call; the engine starts a new one."""
+        with self._lock:
+            log, self._scheduler.log = self._scheduler.log, EventLog()
+        return log
+
+    def clear_prefixes(self) -> None:
+        """Forget reusable prefixes (between the arms of a measurement)."""
+        with self._lock:
+            self._scheduler.clear_prefixes()
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _submit(self, prompts: Series[Prompt], params: GenerationParams) -> list[list[Sequence]]:
+        params = dataclasses.replace(params, drafter=params.drafter or self._settings.drafter)
+        groups = [self._make_sequences(self.encode(prompt), params) for prompt in prompts]
+        with self._lock:
+            for group in groups:
+                for sequence in group:
+                    self._scheduler.check_fits(sequence)
+            for group in groups:
+                for sequence in group:
+                    self._scheduler.submit(sequence)
+        return groups
+
+    def _make_sequences(self, prompt_ids: list[int], params: GenerationParams) -> list[Sequence]:
+        room = self.spec.max_positions - len(prompt_ids)
+        params = dataclasses.replace(params, max_new_tokens=min(params.max_new_tokens, room))
+        end_ids = params.stop_ids if params.ignore_eos else params.stop_ids | self._model.eos_ids
+        drafter = self._drafter(params.drafter or self._settings.drafter)
+        seed = params.resolved_seed()
+        sequences: list[Sequence] = []
+        for index in range(params.n):
+            sampler = Sampler(params.sampling, prompt_ids, end_ids, self.spec.vocab_size)
+            stop = StopRules(
+                Detokenizer(self.tokenizer), end_ids, params.stop, params.max_new_tokens, params.sampling.min_tokens
+            )
+            random = RequestRandom(seed, index)
+            sequence = Sequence(next(self._ids), prompt_ids, params, sampler, stop, drafter, random)
+            sequence.sibling = sequences[0] if sequences else None
+            sequences.append(sequence)
+        return sequences
+
+    def _drafter(self, selection_text: str) -> Drafter:
+        drafter = self._drafters.get(selection_text)
+        if drafter is None:
+            drafter = self._drafters[selection_text] = self._make_drafter(selection_text)
+        return drafter
+
+    def _make_drafter(self, selection_text: str) -> Drafter:
+        selection = parse_selection(selection_text, DRAFTERS, "drafter")
+        drafter_class = load_class(selection)
+        if not issubclass(drafter_class, Drafter):
+            raise OptionError(f"{selection.target} is not a Drafter")
+        options = read_options(drafter_class.Options, selection.options, f"drafter {selection_text}")
+        target = TargetInfo(
+            vocab_size=self.spec.vocab_size,
+            max_context=self.spec.max_positions,
+            eos_ids=self._model.eos_ids,
+            tokenizer=self.tokenizer,
+            load_model=self._load,
+            make_drafter=self._make_drafter,
+        )
+        return drafter_class.create(options, target)
+
+    def _events(self, sequences: list[Sequence]) -> Iterator[TokenEvent]:
+        try:
+            while _unfinished(sequences):
+                yield from _drain(sequences)
+                if not _ready(sequences):
+                    self._advance(sequences)
+            yield from _drain(sequences)
+        finally:
+            self._cancel(sequences, wait=True)
+
+    async def _aevents(self, sequences: list[Sequence]) -> AsyncIterator[TokenEvent]:
+        if self._executor is None:
+            # One thread for all asynchronous steps: every other thread would bring its own OpenMP team.
+            self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="draftsmith-step")
+        loop = asyncio.get_running_loop()
+        try:
+            while _unfinished(sequences):
+                for event in _drain(sequences):
+                    yield event
+                if not _ready(sequences):
+                    await loop.run_in_executor(self._executor, self._advance, sequences)
+            for event in _drain(sequences):
+                yield event
+        finally:
+            self._cancel(sequences, wait=False)
+
+    def _advance(self, sequences: list[Sequence]) -> None:
+        """Step once, unless another caller's step has already brought something for these sequences."""
+        with self._lock:
+            if _ready(sequences) or not _unfinished(sequences):
+                return
+            try:
+                stepped = self._scheduler.step()
+            except Exception as error:  # owners of the step's sequences each meet it in `_drain`
+                self._scheduler.abort(error)
+            except BaseException as error:
+                self._scheduler.abort(error)
+                raise
+            else:
+                assert stepped or _ready(sequences), "a live sequence is in no queue"
+
+    def _cancel(self, sequences: list[Sequence], *, wait: bool) -> None:
+        live = [sequence for sequence in sequences if sequence.live]
+        for sequence in live:
+            sequence.cancelled = True
+        if live and self._lock.acquire(blocking=wait):
+            try:
+                self._scheduler.reap()
+            finally:
+                self._lock.release()
+
+
+def _make_controller(selection_text: str) -> Controller:
+    selection = parse_selection(selection_text, CONTROLLERS, "controller")
+    controller_class = load_class(selection)
+    if not issubclass(controller_class, Controller):
+        raise OptionError(f"{selection.target} is not a Controller")
+    options = read_options(controller_class.Options, selection.options, f"controller {selection_text}")
+    return controller_class.create(options)
+
+
+def _unfinished(sequences: Series[Sequence]) -> bool:
+    return any(sequence.live for sequence in sequences)
+
+
+def _ready(sequences: Series[Sequence]) -> bool:
+    return any(sequence.events or sequence.error is not None for sequence in sequences)
+
+
+def _drain(sequences: Series[Sequence]) -> Iterator[TokenEvent]:
+    for sequence in sequences:
+        while sequence.events:
+            yield sequence.events.popleft()
+        if sequence.error is not None:
+            raise sequence.error
+
+
+def _gather(group: list[Sequence]) -> GenerationResult:
+    results = [sequence.result() for sequence in group]
+    return results[0] if len(results) == 1 else dataclasses.replace(results[0], samples=tuple(results))

@@ -1,0 +1,62 @@
+"""From a name to a model that can score: files, decoder, tokenizer, chat template.
+
+Called by the engine for the target and, handed to drafters as an argument, for standalone draft models.
+This is where `io` and `models`, which do not know each other, are put together.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from draftsmith.errors import OptionError
+from draftsmith.io.files import open_model
+from draftsmith.models.backend import Backend
+from draftsmith.models.chat import ChatTemplate
+from draftsmith.models.spec import DecoderSpec
+from draftsmith.models.tokenizer import Tokenizer
+from draftsmith.registry import BACKENDS, load_class, parse_selection
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model ready to score. `chat` is None when its files hold no chat template."""
+
+    name: str
+    backend_name: str
+    backend: Backend
+    tokenizer: Tokenizer
+    chat: ChatTemplate | None
+    eos_ids: frozenset[int]
+
+
+def default_memory_bytes() -> int:
+    """Half of the memory that is free now: what caches may take when nobody says otherwise."""
+    try:
+        with Path("/proc/meminfo").open() as lines:
+            available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return available // 2
+
+
+def load_model(
+    name: str, *, backend: str = "auto", dtype: str = "float32", threads: int | None = None, device: str = "cpu"
+) -> LoadedModel:
+    """Load a model by catalogue name, directory, file or hub id. Raises `UserError`s."""
+    if backend not in ("auto", *BACKENDS):
+        raise OptionError(f"unknown backend {backend!r}; known are auto, {', '.join(BACKENDS)}")
+    if dtype not in DTYPES:
+        raise OptionError(f"unknown dtype {dtype!r}; known are {', '.join(DTYPES)}")
+    if threads is not None and threads < 1:
+        raise OptionError(f"threads must be at least 1, got {threads}")
+    backend_name = "reference" if backend == "auto" else backend
+    files = open_model(name)
+    spec = DecoderSpec.from_config(files.config)
+    backend_class = load_class(parse_selection(backend_name, BACKENDS, "backend"))
+    raise NotImplementedError

@@ -1,0 +1,96 @@
+"""Prefix reuse: finished sequences whose verified rows wait for a prompt that begins like them.
+
+Called by the scheduler at admission and when a sequence ends. Invariant: the pool holds sequence ids
+whose cache rows are all committed, hence verified; a drafter's state is kept and dropped together with
+the target's.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from collections.abc import Sequence as Series
+from dataclasses import dataclass
+
+from draftsmith.drafters.base import Drafter
+from draftsmith.models.kv_cache import KVCache
+
+MIN_REUSED = 4
+"""Shorter common prefixes are not worth the copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """A sequence whose first `length` committed tokens are those of a new prompt."""
+
+    source: int
+    length: int
+    drafter: Drafter
+
+
+class PrefixPool:
+    """Least recently used finished sequences, at most `capacity` of them."""
+
+    def __init__(self, cache: KVCache, capacity: int) -> None:
+        self._cache = cache
+        self._capacity = capacity
+        self._entries: OrderedDict[int, Drafter] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def drafter_bytes(self) -> int:
+        """Memory the drafters hold for the pool's sequences."""
+        return sum(
+            drafter.bytes_per_token * len(self._cache.tokens(source)) for source, drafter in self._entries.items()
+        )
+
+    def add(self, sequence_id: int, drafter: Drafter) -> None:
+        """Keep a finished sequence; the least recently used one goes when the pool is full."""
+        self._entries[sequence_id] = drafter
+        while len(self._entries) > self._capacity:
+            self.evict_oldest()
+
+    def evict_oldest(self) -> bool:
+        """Drop the least recently used entry. False when the pool is empty."""
+        if not self._entries:
+            return False
+        self._drop(next(iter(self._entries)))
+        return True
+
+    def clear(self) -> None:
+        """Drop all entries."""
+        while self.evict_oldest():
+            pass
+
+    def find(self, tokens: Series[int], running: Iterable[tuple[int, Drafter]]) -> PrefixHit | None:
+        """The longest reusable common prefix with the pool or a running sequence, the root left out."""
+        best: PrefixHit | None = None
+        for source, drafter in [*self._entries.items(), *running]:
+            length = _common_prefix_len(self._cache.tokens(source), tokens, len(tokens) - 1)
+            length = self._cache.reusable_len(source, length)
+            if length >= MIN_REUSED and (best is None or length > best.length):
+                best = PrefixHit(source, length, drafter)
+        if best is not None and best.source in self._entries:
+            self._entries.move_to_end(best.source)
+        return best
+
+    def fork(self, hit: PrefixHit, copy: int, drafter: Drafter) -> None:
+        """Give sequence `copy` the target's rows of a hit, and its drafter's state when the drafter is the same."""
+        self._cache.fork(hit.source, copy, hit.length)
+        if hit.drafter is drafter:
+            drafter.fork(hit.source, copy, hit.length)
+        if hit.source in self._entries and hit.length == self._cache.committed(hit.source):
+            self._drop(hit.source)  # the copy holds all of it and will take its place
+
+    def _drop(self, sequence_id: int) -> None:
+        drafter = self._entries.pop(sequence_id)
+        self._cache.close(sequence_id)
+        drafter.forget(sequence_id)
+
+
+def _common_prefix_len(left: Series[int], right: Series[int], limit: int) -> int:
+    limit = min(limit, len(left), len(right))
+    if left[:limit] == right[:limit]:
+        return limit
+    return next(i for i in range(limit) if left[i] != right[i])

@@ -1,0 +1,59 @@
+"""From what a caller hands in to token ids.
+
+Called by the engine for every request. Invariant: the ids returned are inside the vocabulary, not empty,
+and leave room for at least one token in the target's context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Series
+from typing import Any
+
+from draftsmith.engine.loading import LoadedModel
+from draftsmith.engine.params import Prompt
+from draftsmith.errors import PromptError
+
+
+def is_batch(prompt: Prompt | Series[Prompt]) -> bool:
+    """Whether this is a list of prompts rather than one (strings, or lists of messages or of ids)."""
+    if isinstance(prompt, str):
+        return False
+    return len(prompt) > 0 and not isinstance(prompt[0], Mapping | int)
+
+
+def encode_prompt(prompt: Prompt | Any, model: LoadedModel) -> list[int]:
+    """Token ids of one prompt: a raw string, chat messages, or ids. Raises `PromptError`."""
+    if isinstance(prompt, str):
+        if not prompt:
+            raise PromptError("the prompt is empty; give at least one character")
+        ids = _with_bos(model.tokenizer.encode(prompt, special=True), model)
+    elif isinstance(prompt, Series) and prompt and all(isinstance(item, Mapping) for item in prompt):
+        if model.chat is None:
+            raise PromptError(f"{model.name} has no chat template; give a raw string (--raw)")
+        ids = model.tokenizer.encode(model.chat.render(prompt, add_generation_prompt=True), special=True)
+        if ids and ids[0] != model.tokenizer.bos_id:
+            ids = _with_bos(ids, model)
+    elif isinstance(prompt, Series) and prompt and all(type(item) is int for item in prompt):
+        ids = _checked_ids(prompt, model)
+    else:
+        raise PromptError("a prompt is a string, a list of role/content messages, or a list of token ids, not empty")
+    if not ids:
+        raise PromptError("the prompt has no tokens")
+    limit = model.backend.spec.max_positions
+    if len(ids) >= limit:
+        raise PromptError(f"the prompt has {len(ids)} tokens; {model.name} takes at most {limit - 1}; shorten it")
+    return ids
+
+
+def _with_bos(ids: list[int], model: LoadedModel) -> list[int]:
+    tokenizer = model.tokenizer
+    return [tokenizer.bos_id, *ids] if tokenizer.add_bos and tokenizer.bos_id is not None else ids
+
+
+def _checked_ids(prompt: Series[int], model: LoadedModel) -> list[int]:
+    vocab_size = model.backend.spec.vocab_size
+    for token in prompt:
+        if not 0 <= token < vocab_size:
+            raise PromptError(f"token id {token} is outside the vocabulary of {model.name} (0 to {vocab_size - 1})")
+    return list(prompt)

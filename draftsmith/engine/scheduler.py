@@ -1,0 +1,241 @@
+"""Continuous batching: who takes part in the next step, with how many rows.
+
+Called by the engine, from one thread at a time. Decoding sequences come first, then prompt chunks, then
+new admissions, first come first served. Invariants: a sequence is waiting, running or ended; the bytes
+of cache and drafters together stay within the budget; a preempted sequence resumes with the same draws,
+since noise is keyed by position.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from draftsmith.control.base import Controller, RequestSignal
+from draftsmith.core.stats import EventLog
+from draftsmith.engine.prefix import PrefixPool
+from draftsmith.engine.sequence import Sequence
+from draftsmith.engine.step import Slot, run_step
+from draftsmith.errors import CapacityError
+from draftsmith.models.backend import Backend
+
+_POOL_CAPACITY = 16
+
+
+class Scheduler:
+    """Queues, memory and the plan of each step for one target."""
+
+    def __init__(
+        self,
+        target: Backend,
+        controller: Controller,
+        *,
+        memory_bytes: int,
+        max_batch: int,
+        chunk_rows: int,
+        prefix_cache: bool,
+    ) -> None:
+        self._target = target
+        self._cache = target.cache
+        self._controller = controller
+        self._memory_bytes = memory_bytes
+        self._max_batch = max_batch
+        self._chunk_rows = chunk_rows
+        self._pool = PrefixPool(target.cache, _POOL_CAPACITY if prefix_cache else 0)
+        self._prefix_cache = prefix_cache
+        self._num_steps = 0
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.log = EventLog()
+
+    def check_fits(self, sequence: Sequence) -> None:
+        """Raises `CapacityError` when the sequence could not even run alone."""
+        longest = sequence.view.prompt_len + sequence.params.max_new_tokens
+        needed = self._bytes(sequence, longest)
+        if needed > self._memory_bytes:
+            raise CapacityError(
+                f"{longest} tokens (prompt and max_new_tokens) need {needed / 2**20:.1f} MiB of cache, drafter "
+                f"{sequence.drafter_name} included; the budget is {self._memory_bytes / 2**20:.1f} MiB; "
+                "ask for fewer tokens or raise memory_bytes"
+            )
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a sequence that `check_fits` let pass."""
+        self.waiting.append(sequence)
+
+    def step(self) -> bool:
+        """Run one step. Returns False when there was nothing to do."""
+        self.reap()
+        plan = self._plan()
+        if not plan:
+            return False
+        run_step(plan, self._target, self._controller, self.log, self._num_steps)
+        self._num_steps += 1
+        for slot in plan:
+            if slot.sequence.finish_reason is not None:
+                self._retire(slot.sequence)
+        self.reap()
+        return True
+
+    def abort(self, error: BaseException) -> None:
+        """A step failed half way: its sequences cannot go on, the others can."""
+        for sequence in self.running:
+            sequence.error = error
+            self._release(sequence)
+        self.running.clear()
+
+    def clear_prefixes(self) -> None:
+        """Forget all reusable prefixes."""
+        self._pool.clear()
+
+    # -- planning ---------------------------------------------------------------------------------
+
+    def _plan(self) -> list[Slot]:
+        plan = self._plan_decoding()
+        rows_left = self._chunk_rows - sum(1 + slot.budget for slot in plan)
+        for sequence in list(self.running):
+            committed = self._cache.committed(sequence.id)
+            pending = len(sequence.view.tokens) - committed
+            if pending > 1 and rows_left > 0:
+                rows_left -= self._plan_chunk(plan, sequence, min(pending, rows_left))
+        while rows_left > 0 and (sequence := self._admit()) is not None:
+            pending = len(sequence.view.tokens) - self._cache.committed(sequence.id)
+            rows_left -= self._plan_chunk(plan, sequence, min(pending, rows_left))
+        return plan
+
+    def _plan_decoding(self) -> list[Slot]:
+        slots = []
+        for sequence in self.running:
+            committed = self._cache.committed(sequence.id)
+            if len(sequence.view.tokens) - committed == 1:
+                slots.append(Slot(sequence, committed, 1, draws=True, from_prompt=sequence.view.position == 0))
+        self._set_budgets(slots)
+        plan = []
+        for slot in slots:  # oldest first: the youngest gives way
+            if slot.sequence not in self.running:
+                continue
+            if not self._make_room(slot.sequence, 1 + slot.budget, may_preempt=False):
+                slot.budget = 0
+            if self._make_room(slot.sequence, 1 + slot.budget, may_preempt=True):
+                plan.append(slot)
+        return [slot for slot in plan if slot.sequence in self.running]
+
+    def _set_budgets(self, slots: list[Slot]) -> None:
+        drafting, signals = [], []
+        for slot in slots:
+            sequence = slot.sequence
+            # The step emits one token more than it accepts: drafting up to the limit itself is waste.
+            max_draft = min(sequence.remaining, self._chunk_rows // self._max_batch) - 1
+            if max_draft >= 1 and sequence.drafter.drafts and not slot.from_prompt:
+                drafting.append(slot)
+                signals.append(RequestSignal(sequence.id, sequence.drafter_name, max_draft, slot.committed))
+        if signals:
+            for slot, signal, budget in zip(drafting, signals, self._controller.budget(signals), strict=True):
+                assert 0 <= budget <= signal.max_draft, "a controller exceeded max_draft"
+                slot.budget = budget
+
+    def _plan_chunk(self, plan: list[Slot], sequence: Sequence, size: int) -> int:
+        if not self._make_room(sequence, size, may_preempt=False):
+            return 0
+        committed = self._cache.committed(sequence.id)
+        draws = committed + size == len(sequence.view.tokens)
+        plan.append(Slot(sequence, committed, size, draws=draws, from_prompt=size > 1 or sequence.view.position == 0))
+        return size
+
+    def _admit(self) -> Sequence | None:
+        if len(self.running) >= self._max_batch:
+            return None
+        for sequence in self.waiting:
+            sibling = sequence.sibling
+            if sibling is not None and not self._prompt_done(sibling):
+                continue  # its sibling is still reading the same prompt
+            if not self._fits(sequence):
+                return None
+            self.waiting.remove(sequence)
+            self._open(sequence)
+            return sequence
+        return None
+
+    def _prompt_done(self, sequence: Sequence) -> bool:
+        if sequence in self.running:
+            return self._cache.committed(sequence.id) >= sequence.view.prompt_len - 1
+        return not sequence.live
+
+    def _open(self, sequence: Sequence) -> None:
+        tokens = sequence.view.tokens
+        candidates = [(other.id, other.drafter) for other in self.running]
+        if not self._prefix_cache:
+            candidates = [pair for pair in candidates if sequence.sibling and pair[0] == sequence.sibling.id]
+        hit = self._pool.find(tokens, candidates)
+        if hit is not None and sequence.drafter.needs and hit.drafter is not sequence.drafter:
+            hit = None  # taps of reused rows would be missing: the rows are scored again
+        if hit is not None:
+            self._pool.fork(hit, sequence.id, sequence.drafter)
+            if sequence.view.position == 0:
+                sequence.reused = hit.length
+        else:
+            self._cache.open(sequence.id)
+        self.running.append(sequence)
+
+    # -- memory -----------------------------------------------------------------------------------
+
+    def _bytes(self, sequence: Sequence, num_tokens: int) -> int:
+        return self._cache.sequence_bytes(num_tokens) + sequence.drafter.bytes_per_token * num_tokens
+
+    def _used(self) -> int:
+        drafters = sum(item.drafter.bytes_per_token * len(item.view.tokens) for item in self.running)
+        return self._cache.used_bytes + drafters + self._pool.drafter_bytes()
+
+    def _fits(self, sequence: Sequence) -> bool:
+        needed = self._bytes(sequence, len(sequence.view.tokens) + 1)
+        while self._used() + needed > self._memory_bytes:
+            if not self._pool.evict_oldest():
+                return not self.running  # alone it always fits: `check_fits` saw to that
+        return True
+
+    def _make_room(self, sequence: Sequence, num_rows: int, *, may_preempt: bool) -> bool:
+        """Reserve rows; gives up reusable prefixes first, then the youngest sequence. False: no room."""
+        while True:
+            growth = self._cache.growth_bytes(sequence.id, num_rows)
+            if growth == 0 or self._used() + growth <= self._memory_bytes:
+                break
+            if self._pool.evict_oldest():
+                continue
+            if not may_preempt:
+                return False
+            victim = self.running[-1]
+            if victim is sequence and len(self.running) == 1:
+                break  # alone it always fits: `check_fits` saw to that
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        self._cache.reserve(sequence.id, num_rows)
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._cache.close(sequence.id)
+        sequence.drafter.truncate(sequence.id, 0)
+        sequence.preemptions += 1
+        self.waiting.appendleft(sequence)
+
+    def reap(self) -> None:
+        """End what has been cancelled and give its memory back."""
+        for sequence in [item for item in self.waiting if item.cancelled]:
+            self.waiting.remove(sequence)
+            sequence.drafter.forget(sequence.id)
+            sequence.end("cancelled")
+        for sequence in [item for item in self.running if item.cancelled]:
+            sequence.end("cancelled")
+            self._retire(sequence)
+
+    def _retire(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._controller.forget(sequence.id)
+        if self._prefix_cache:
+            self._pool.add(sequence.id, sequence.drafter)
+        else:
+            self._release(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        self._cache.close(sequence.id)
+        sequence.drafter.forget(sequence.id)
