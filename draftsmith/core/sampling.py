@@ -15,23 +15,16 @@ import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from draftsmith.core.truncation import Ids, Row, top_k, top_p
 from draftsmith.core.types import Rule
 from draftsmith.errors import DraftsmithError, OptionError, PromptError
 
-Row: TypeAlias = npt.NDArray[np.floating[Any]]
-"""Logits of one row, [V] or [C], float32 or float64."""
-Ids: TypeAlias = npt.NDArray[np.int64]
-"""Token ids, ascending where they name a support."""
-
 _MIN_TEMPERATURE = 1e-6
-# First guess of how far below the largest logit (in units of the temperature) a nucleus reaches.
-_NUCLEUS_REACH = 6.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +183,7 @@ class Sampler:
         "_biases",
         "_end_ids",
         "_history",
+        "_inverse_temperature",
         "_num_output",
         "_raw",
         "_vocab_size",
@@ -216,6 +210,7 @@ class Sampler:
             raise OptionError("banned_ids names every token of the vocabulary; leave at least one")
         self.params = params
         self.greedy: bool = params.temperature == 0
+        self._inverse_temperature = 1.0 if self.greedy else 1.0 / params.temperature
         self._vocab_size = vocab_size
         self._num_output = 0
         self._history: _History | None = None
@@ -249,60 +244,63 @@ class Sampler:
 
     def scores(self, logits_V: torch.Tensor, path: Sequence[int] = ()) -> torch.Tensor:
         """The log-law up to a constant, float64 [V], minus infinity outside the support."""
-        row_V = self._adjusted(logits_V, path)
+        row_V, best = self._adjusted(logits_V, path)
         if self._raw and not self.greedy:
             return torch.from_numpy(self._tempered(row_V)).to(logits_V.device)
-        ids, values = self._support(row_V)
+        ids, values = self._support(row_V, best)
         scores_V = np.full(self._vocab_size, -np.inf)
         scores_V[ids] = self._tempered(values)
         return torch.from_numpy(scores_V).to(logits_V.device)
 
     def law(self, logits_V: torch.Tensor, path: Sequence[int] = ()) -> torch.Tensor:
         """The normalised law, float64 [V]; at temperature 0 all mass lies on the argmax."""
-        row_V = self._adjusted(logits_V, path)
+        row_V, best = self._adjusted(logits_V, path)
         if self._raw and not self.greedy:
             return torch.from_numpy(_softmax(self._tempered(row_V))).to(logits_V.device)
-        ids, values = self._support(row_V)
+        ids, values = self._support(row_V, best)
         probs_V = np.zeros(self._vocab_size)
         probs_V[ids] = _softmax(self._tempered(values))
         return torch.from_numpy(probs_V).to(logits_V.device)
 
     def argmax(self, logits_V: torch.Tensor, path: Sequence[int] = ()) -> int:
         """The greedy token: largest logit after penalties, bias and masks; the lowest id among equals."""
-        return int(self._adjusted(logits_V, path).argmax())
+        return self._adjusted(logits_V, path)[1]
 
     def sample(self, logits_V: torch.Tensor, noise_V: npt.NDArray[np.float64], path: Sequence[int] = ()) -> int:
         """argmax of `scores + noise`, the lowest id among equals; with Gumbel noise [V] a draw from the law.
 
         Bit for bit the same as evaluating it over the whole row. At temperature 0 the noise is ignored.
         """
-        row_V = self._adjusted(logits_V, path)
+        row_V, best = self._adjusted(logits_V, path)
         if self.greedy:
-            return int(row_V.argmax())
-        ids, values = self._contenders(row_V, noise_V) if self._raw else self._support(row_V)
+            return best
+        ids, values = self._contenders(row_V, best, noise_V) if self._raw else self._support(row_V, best)
         if ids is None:
-            return int(np.add(self._tempered(row_V), noise_V).argmax())
+            scores_V = self._tempered(row_V)
+            scores_V += noise_V
+            return int(scores_V.argmax())
         return int(ids[(self._tempered(values) + noise_V[ids]).argmax()])
 
     def _tempered(self, values: Row) -> npt.NDArray[np.float64]:
         scores = values.astype(np.float64)
-        if self.params.temperature not in (0, 1):
-            scores /= self.params.temperature
+        if self._inverse_temperature != 1:
+            scores *= self._inverse_temperature
         return scores
 
-    def _adjusted(self, logits_V: torch.Tensor, path: Sequence[int]) -> Row:
-        """The row after every transform before the temperature; its maximum is finite."""
+    def _adjusted(self, logits_V: torch.Tensor, path: Sequence[int]) -> tuple[Row, int]:
+        """The row after every transform before the temperature, and its argmax; the maximum is finite."""
         raw_V = _as_numpy(logits_V)
         assert raw_V.shape == (self._vocab_size,), (
             f"a logits row of shape {raw_V.shape}, expected ({self._vocab_size},)"
         )
         row_V = raw_V if self.context_free else self._transformed(raw_V, path)
-        top = row_V[row_V.argmax()]  # argmax finds a NaN if there is one
-        if top < np.inf and top > -np.inf:
-            return row_V
+        best = int(row_V.argmax())  # finds a NaN if there is one
+        if -np.inf < row_V[best] < np.inf:
+            return row_V, best
         if np.isnan(raw_V).any() or np.isposinf(raw_V).any():
             raise DraftsmithError("the model's logits hold NaN or +inf; its weights or its numerics are broken")
-        return raw_V if np.isfinite(raw_V).any() else np.zeros_like(raw_V)
+        row_V = raw_V if np.isfinite(raw_V).any() else np.zeros_like(raw_V)
+        return row_V, int(row_V.argmax())
 
     def _transformed(self, raw_V: Row, path: Sequence[int]) -> Row:
         row_V = raw_V.copy()
@@ -315,23 +313,23 @@ class Sampler:
             row_V[self._end_ids] = -np.inf
         return row_V
 
-    def _support(self, row_V: Row) -> tuple[Ids, Row]:
-        """The tokens that survive truncation (ids ascending) and their logits."""
+    def _support(self, row_V: Row, best: int) -> tuple[Ids, Row]:
+        """The tokens that survive truncation (ids ascending) and their logits; `best` is the row's argmax."""
         if self.greedy:
-            best = row_V.argmax()
             return np.array([best], dtype=np.int64), row_V[best : best + 1]
         params = self.params
+        largest = float(row_V[best])
         ids: Ids | None = None
         values = row_V
         if 0 < params.top_k < len(values):
-            keep = _largest(values, np.partition(values, len(values) - params.top_k)[-params.top_k], params.top_k)
-            ids, values = keep, values[keep]
+            ids = top_k(values, params.top_k)
+            values = values[ids]
         if params.top_p < 1:
-            keep = _nucleus(values, params.temperature, params.top_p)
+            keep = top_p(values, largest, self._inverse_temperature, params.top_p)
             ids, values = (keep if ids is None else ids[keep]), values[keep]
         if params.min_p > 0:
-            # p >= min_p * p_max, on logits; the most probable token itself always stays.
-            keep = np.flatnonzero(values >= values.max() + params.temperature * math.log(params.min_p))
+            # p >= min_p * p_max, on logits.
+            keep = np.flatnonzero(values >= largest + params.temperature * math.log(params.min_p))
             ids, values = (keep if ids is None else ids[keep]), values[keep]
         possible = values > -np.inf
         if ids is None or not possible.all():
@@ -339,17 +337,17 @@ class Sampler:
             ids, values = (keep if ids is None else ids[keep]), values[keep]
         return ids, values
 
-    def _contenders(self, row_V: Row, noise_V: npt.NDArray[np.float64]) -> tuple[Ids | None, Row]:
-        """The tokens that can still win against the better of two good guesses; None if that is most of them.
+    def _contenders(self, row_V: Row, best: int, noise_V: npt.NDArray[np.float64]) -> tuple[Ids | None, Row]:
+        """The tokens that can still win against the better of two good guesses; None if that is too many.
 
         Rounding is monotone, so a token whose score plus the largest noise stays below a score already
-        reached loses in floating point too; the slack covers the float32 comparison.
+        reached loses in floating point too; the slack covers the comparison in the row's precision.
         """
-        best, loudest = row_V.argmax(), noise_V.argmax()
-        temperature, most = self.params.temperature, float(noise_V[loudest])
-        reached = max(float(row_V[i]) / temperature + float(noise_V[i]) for i in (best, loudest))
+        loudest = int(noise_V.argmax())
+        most = float(noise_V[loudest])
+        reached = max(float(row_V[i]) * self._inverse_temperature + float(noise_V[i]) for i in (best, loudest))
         slack = 1e-5 * (abs(reached) + abs(most) + 1)
-        mask_V = row_V >= row_V.dtype.type((reached - most - slack) * temperature)
+        mask_V = row_V >= row_V.dtype.type((reached - most - slack) * self.params.temperature)
         if np.count_nonzero(mask_V) * 8 > len(row_V):
             return None, row_V
         ids = np.flatnonzero(mask_V)
@@ -368,35 +366,3 @@ def _softmax(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     weights: npt.NDArray[np.float64] = torch.from_numpy(scores - scores.max()).exp_().numpy()
     weights /= weights.sum()
     return weights
-
-
-def _largest(values: Row, threshold: np.floating[Any], count: int) -> Ids:
-    """Indices (ascending) of the `count` largest values, of which `threshold` is the last; ties by index."""
-    keep = np.flatnonzero(values >= threshold)
-    surplus = len(keep) - count
-    if surplus > 0:
-        tied = np.flatnonzero(values[keep] == threshold)
-        keep = np.delete(keep, tied[len(tied) - surplus :])
-    return keep
-
-
-def _nucleus(values: Row, temperature: float, top_p: float) -> Ids:
-    """Indices (ascending) of the smallest set of the most probable tokens whose mass reaches `top_p`."""
-    largest = values.max()
-    weights = (values - largest) / values.dtype.type(temperature)
-    torch.from_numpy(weights).exp_()
-    wanted = top_p * float(weights.sum(dtype=np.float64))
-    # Nearly always the tokens near the top are enough, and sorting those alone is much cheaper.
-    near = np.sort(values[np.flatnonzero(values >= largest - values.dtype.type(_NUCLEUS_REACH * temperature))])[::-1]
-    mass = _cumulative(near, temperature)
-    if mass[-1] < wanted:
-        near = np.sort(values)[::-1]
-        mass = _cumulative(near, temperature)
-    count = min(int(np.searchsorted(mass, wanted)) + 1, len(near))
-    return _largest(values, near[count - 1], count)
-
-
-def _cumulative(descending: Row, temperature: float) -> npt.NDArray[np.float64]:
-    """Running sum of exp(value / temperature), the first term scaled to 1."""
-    scores = (descending.astype(np.float64) - float(descending[0])) / temperature
-    return np.cumsum(torch.from_numpy(scores).exp_().numpy())
