@@ -1,0 +1,191 @@
+"""How drafted siblings are drawn from a law, and the law each of them was drawn from.
+
+Model drafters call the `draw_*` functions; the ratio rules replay the same laws through `SiblingLaw`.
+Invariant: a draw depends on the recorded `Law` alone (never on logits it was rounded from) and on keyed
+noise, so the law in a ratio is the law that drew the token.
+
+Shape letters: V vocabulary, C candidates of a sparse law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from draftsmith.core.chance import Vector
+from draftsmith.core.random import RequestRandom
+from draftsmith.core.types import Law, Proposal, ProposalKind
+from draftsmith.errors import UnsoundError
+
+_SUM_TOLERANCE = 1e-2
+_SPARSE_BELOW = 0.25
+
+
+def record_law(probs_V: torch.Tensor) -> Law:
+    """The `Law` to draw from and to put into the proposal, for probabilities [V] of any float type.
+
+    Sparse when less than a quarter of the vocabulary has mass, float32 throughout. Draw from the result,
+    not from `probs_V`: rounding is harmless only when it comes before the draw.
+    """
+    probs_V = probs_V.detach().to(torch.float32)
+    ids = probs_V.nonzero().flatten()
+    if len(ids) < _SPARSE_BELOW * len(probs_V):
+        return Law(probs_V[ids], ids)
+    return Law(probs_V)
+
+
+def support_size(law: Law) -> int:
+    """Number of tokens with mass; more siblings than that would be blind guesses.
+
+    It is known before anything is drawn, so a drafter may let it bound the number of children.
+    """
+    return int(torch.count_nonzero(law.probs))
+
+
+def draw_coupled(scores_V: torch.Tensor, random: RequestRandom, position: int, num_tokens: int = 1) -> tuple[int, ...]:
+    """Seeded coupling: the draft's best tokens under the target's own noise of an output position.
+
+    `scores_V`: the draft's log-law over the target's vocabulary, up to a constant. The first token is the
+    draft's guess of the target's draw, the others are the runners-up. Report them as POINT_MASS
+    (Daliri et al. 2408.07978).
+    """
+    scores = scores_V.detach().to("cpu", torch.float64).numpy()
+    return _largest(scores + random.target_gumbel(position, len(scores)), num_tokens)
+
+
+def draw_iid(
+    law: Law, random: RequestRandom, root_position: int, nodes: Sequence[int], vocab_size: int
+) -> tuple[int, ...]:
+    """One independent draw from `law` for each of the sibling `nodes`, in their order (kind IID)."""
+    ids, probs = _weights(law, vocab_size, nodes[0])
+    log_law = _log_dense(ids, probs, vocab_size)
+    return tuple(int((log_law + random.draft_gumbel(root_position, node, vocab_size)).argmax()) for node in nodes)
+
+
+def draw_without_replacement(
+    law: Law, random: RequestRandom, root_position: int, parent: int, num_tokens: int, vocab_size: int
+) -> tuple[int, ...]:
+    """Distinct tokens in draw order, the children of node `parent` (kind WITHOUT_REPLACEMENT).
+
+    Gumbel top-k, which has the law of drawing one after the other and renormalising (Sequoia, RSD). Once
+    the law's mass is used up the rest is drawn uniformly from the tokens left, which is what the verifier
+    assumes; ask for at most `support_size(law)` tokens to avoid that.
+    """
+    assert num_tokens <= vocab_size, f"{num_tokens} distinct tokens from a vocabulary of {vocab_size}"
+    ids, probs = _weights(law, vocab_size, parent)
+    noise_V = random.draft_gumbel(root_position, parent, vocab_size)
+    drawn = _largest(_log_dense(ids, probs, vocab_size) + noise_V, min(num_tokens, int(np.count_nonzero(probs))))
+    if len(drawn) < num_tokens:
+        # Noise of tokens without mass has not been looked at, so it is fresh for the uniform draws.
+        noise_V[list(drawn)] = -np.inf
+        drawn += _largest(noise_V, num_tokens - len(drawn))
+    return drawn
+
+
+class SiblingLaw:
+    """The law the next sibling was drawn from, while the children of one parent are tried in draw order.
+
+    IID siblings share one law. Without replacement, tried tokens leave it and the rest is renormalised;
+    when its mass is used up it is uniform over the untried tokens. Raises `UnsoundError` when the law is not
+    one over the target's vocabulary, or a child cannot have come from it.
+    """
+
+    __slots__ = ("_ids", "_is_iid", "_parent", "_probs", "_tokens", "_tried", "_vocab_size")
+
+    def __init__(self, proposal: Proposal, parent: int, vocab_size: int) -> None:
+        self._ids, self._probs = _weights(proposal.laws[parent], vocab_size, parent)
+        self._is_iid = proposal.kind is ProposalKind.IID
+        self._tokens = proposal.tree.tokens
+        self._parent = parent
+        self._vocab_size = vocab_size
+        self._tried: list[int] = []
+
+    def prob(self, child: int) -> float:
+        """Probability with which the child's token was drawn at its turn; above 0."""
+        token = self._tokens[child]
+        index = self._index(token)
+        prob = 0.0 if index is None else float(self._probs[index])
+        if prob <= 0:
+            raise UnsoundError(
+                f"node {child} carries token {token}, which has probability 0 in what was left of the law of its "
+                f"parent {self._parent}: siblings must stand in draw order, distinct unless the kind is iid, and the "
+                "law recorded must be the law that drew them"
+            )
+        return prob
+
+    def excess(self, weighted_V: Vector) -> Vector:
+        """max(weighted - law, 0), elementwise, as a new array [V]."""
+        if self._ids is None:
+            left_V = weighted_V - self._probs
+            return np.maximum(left_V, 0.0, out=left_V)
+        left_V = weighted_V.copy()
+        left_V[self._ids] = np.maximum(left_V[self._ids] - self._probs, 0.0)
+        return left_V
+
+    def reject(self, child: int) -> None:
+        """The child was tried and rejected; the next sibling was drawn without it (unless IID)."""
+        if self._is_iid:
+            return
+        token = self._tokens[child]
+        self._tried.append(token)
+        index = self._index(token)
+        assert index is not None, "prob() was asked first and has checked it"
+        self._probs[index] = 0.0
+        mass = self._probs.sum()
+        if mass > 0:
+            self._probs /= mass
+        else:
+            self._ids = None
+            self._probs = np.full(self._vocab_size, 1.0 / max(1, self._vocab_size - len(self._tried)))
+            self._probs[self._tried] = 0.0
+
+    def _index(self, token: int) -> int | None:
+        if self._ids is None:
+            return token if 0 <= token < self._vocab_size else None
+        hits = np.flatnonzero(self._ids == token)
+        return int(hits[0]) if len(hits) else None
+
+
+def _weights(law: Law, vocab_size: int, node: int) -> tuple[npt.NDArray[np.int64] | None, Vector]:
+    """The law in float64, normalised (a copy), and its ids if sparse. Raises `UnsoundError`."""
+    probs: Vector = law.probs.detach().to("cpu", torch.float64).numpy()
+    ids: npt.NDArray[np.int64] | None = None
+    if law.ids is None:
+        fits = probs.shape == (vocab_size,)
+    else:
+        ids = law.ids.detach().cpu().numpy()
+        fits = ids.ndim == 1 and probs.shape == ids.shape and len(ids) > 0
+        fits = fits and 0 <= int(ids.min()) and int(ids.max()) < vocab_size
+    if not fits:
+        raise UnsoundError(
+            f"the law of node {node} (shape {tuple(probs.shape)}) is not one over the target's vocabulary of "
+            f"{vocab_size}; record laws in target ids"
+        )
+    total = float(probs.sum())
+    if not (abs(total - 1.0) <= _SUM_TOLERANCE and probs.min() >= 0):
+        raise UnsoundError(
+            f"the law of node {node} sums to {total:.6g} (smallest entry {float(probs.min()):.6g}); "
+            "record the normalised law that drew the tokens"
+        )
+    return ids, probs / total
+
+
+def _log_dense(ids: npt.NDArray[np.int64] | None, probs: Vector, vocab_size: int) -> Vector:
+    with np.errstate(divide="ignore"):
+        log_probs: Vector = np.log(probs)
+    if ids is None:
+        return log_probs
+    log_law_V = np.full(vocab_size, -np.inf)
+    log_law_V[ids] = log_probs
+    return log_law_V
+
+
+def _largest(scores_V: Vector, count: int) -> tuple[int, ...]:
+    """Ids of the `count` largest scores, largest first, the lowest id among equals."""
+    if count == 1:
+        return (int(scores_V.argmax()),)
+    near = np.argpartition(scores_V, len(scores_V) - count)[len(scores_V) - count :] if count else np.empty(0, int)
+    return tuple(int(token) for token in sorted(near, key=lambda token: (-scores_V[token], token)))
