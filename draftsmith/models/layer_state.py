@@ -1,0 +1,175 @@
+"""What one sequence keeps for the layers of one kind, behind one small contract.
+
+Called by `kv_cache` for every change and read by the attention of a backend. A kind of layer state
+answers five questions (make room, keep a path, cut, copy, can it be cut here); full and windowed
+attention are here, recurrent state would be a third. Invariant: new rows are written behind all
+committed ones, so a rejected row never overwrites a live one.
+
+Shape letters: L layers of the kind, J kv heads, C capacity in rows, K head size.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+MIN_CAPACITY = 64
+
+
+def doubled(num_rows: int) -> int:
+    """The capacity a slot of at least `num_rows` rows has: a power of two, 64 or more."""
+    return max(MIN_CAPACITY, 1 << max(num_rows - 1, 0).bit_length())
+
+
+@dataclass(frozen=True, slots=True)
+class RowShape:
+    """Geometry of one kind's rows: [L, 2 (key, value), J, capacity, K] of `dtype` on `device`."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token's keys and values in all layers of the kind."""
+        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+    def allocate(self, capacity: int) -> torch.Tensor:
+        """Uninitialised rows [L, 2, J, capacity, K]."""
+        shape = (self.num_layers, 2, self.num_kv_heads, capacity, self.head_dim)
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+
+class LayerState(ABC):
+    """Keys and values of one sequence in the layers of one kind.
+
+    `rows` [L, 2, J, C, K]: slot s holds the row of position `first + s`, positions in storage order.
+    """
+
+    def __init__(self, shape: RowShape) -> None:
+        self.shape = shape
+        self.rows_LJCK = shape.allocate(0)
+        self.first = 0
+
+    @property
+    def capacity(self) -> int:
+        """Rows the storage has room for."""
+        return self.rows_LJCK.shape[3]
+
+    @property
+    def end(self) -> int:
+        """One past the last storage position there is room for."""
+        return self.first + self.capacity
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        return self.capacity * self.shape.row_bytes
+
+    def slots(self, start: int, end: int) -> torch.Tensor:
+        """View [L, 2, J, end - start, K] of the rows at storage positions start..end."""
+        assert self.first <= start <= end <= self.end, (self.first, start, end, self.end)
+        return self.rows_LJCK.narrow(3, start - self.first, end - start)
+
+    def keep(self, committed: int, path: Sequence[int], in_place: int) -> None:
+        """Move rows `committed + path[i]` to `committed + i`; the first `in_place` already lie there."""
+        moved = path[in_place:]
+        if not moved:
+            return
+        new = self.slots(committed, committed + path[-1] + 1)
+        source = torch.tensor(moved, dtype=torch.int64, device=self.shape.device)
+        # index_select copies, so source and destination may overlap.
+        new.narrow(3, in_place, len(moved)).copy_(new.index_select(3, source))
+
+    def _move_in(self, source: torch.Tensor, first: int, capacity: int) -> None:
+        """Replace the storage by a new one that starts with the rows `source`."""
+        fresh = self.shape.allocate(capacity)
+        fresh.narrow(3, 0, source.shape[3]).copy_(source)
+        self.rows_LJCK, self.first = fresh, first
+
+    @abstractmethod
+    def copy_of(self, length: int) -> LayerState:
+        """An independent state with the rows of the first `length` positions that this one still holds."""
+
+    @abstractmethod
+    def reserve(self, committed: int, num_rows: int) -> None:
+        """Make room for `num_rows` rows behind the committed ones."""
+
+    @abstractmethod
+    def reusable(self, length: int) -> bool:
+        """Whether the sequence can go on from its first `length` positions."""
+
+    @abstractmethod
+    def truncate(self, length: int) -> None:
+        """Forget all positions from `length` on."""
+
+
+class FullState(LayerState):
+    """Every position stays."""
+
+    def copy_of(self, length: int) -> FullState:
+        copy = FullState(self.shape)
+        copy._move_in(self.slots(0, length), 0, doubled(length))
+        return copy
+
+    def reserve(self, committed: int, num_rows: int) -> None:
+        if committed + num_rows > self.capacity:
+            self._move_in(self.slots(0, committed), 0, doubled(committed + num_rows))
+
+    def reusable(self, length: int) -> bool:
+        return True
+
+    def truncate(self, length: int) -> None:
+        return None
+
+
+class WindowState(LayerState):
+    """The last positions stay: at least the window, and whatever still fits in front of it.
+
+    The storage slides when it is full: the rows the next position can see move to the front. It has half
+    a window of slack, so that a slide comes at most every half window and rows stay contiguous.
+    """
+
+    def __init__(self, shape: RowShape, window: int) -> None:
+        super().__init__(shape)
+        self.window = window
+
+    def copy_of(self, length: int) -> WindowState:
+        copy = WindowState(self.shape, self.window)
+        if length > 0:
+            stored = self.slots(self.first, length)
+            num_rows = length - self.first
+            copy._move_in(stored, self.first, max(num_rows, window_capacity(self.window, num_rows, 0)))
+        return copy
+
+    def reserve(self, committed: int, num_rows: int) -> None:
+        if committed + num_rows <= self.end:
+            return
+        first = self.oldest_seen(committed)
+        live = self.slots(first, committed)
+        if committed - first + num_rows <= self.capacity:
+            # The clone matters: the rows may overlap their new place.
+            self.rows_LJCK.narrow(3, 0, committed - first).copy_(live.clone())
+            self.first = first
+        else:
+            self._move_in(live, first, window_capacity(self.window, committed + num_rows, num_rows))
+
+    def reusable(self, length: int) -> bool:
+        return length == 0 or self.first <= self.oldest_seen(length)
+
+    def truncate(self, length: int) -> None:
+        self.first = min(self.first, length)
+
+    def oldest_seen(self, position: int) -> int:
+        """The oldest position that a row at `position` or later sees."""
+        return max(0, position - self.window + 1)
+
+
+def window_capacity(window: int, num_tokens: int, num_rows: int) -> int:
+    """Capacity of a windowed slot for a sequence of `num_tokens` that steps by at most `num_rows` rows."""
+    return min(doubled(num_tokens), window + max(num_rows, window // 2))

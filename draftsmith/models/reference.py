@@ -1,0 +1,179 @@
+"""The reference backend: a decoder in PyTorch, on CPU or CUDA, in float32, bfloat16 or float64.
+
+Called by the engine and by standalone draft models through `Backend`; the oracle of faster backends.
+Rows of all sequences share one packed matrix for everything but attention. Invariant: whatever does not
+depend on the layer (positions, rotations, masks, cache views) is computed once per step.
+
+Shape letters: N packed rows, R logit rows, D width, V vocabulary, H query heads, J kv heads, K head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from draftsmith.errors import OptionError
+from draftsmith.models.attention import GroupPlan, attend, plan_group, row_depths
+from draftsmith.models.backend import Backend, RowGroup, Scored
+from draftsmith.models.kv_cache import KVCache
+from draftsmith.models.rope import RotaryTable
+from draftsmith.models.spec import DecoderSpec
+from draftsmith.models.weights import DecoderWeights, LayerWeights, Load, WeightReader
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+
+
+class ReferenceBackend(Backend):
+    """A decoder described by a spec, with weights in memory."""
+
+    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.spec = spec
+        self.cache = KVCache(spec, dtype=dtype, device=device)
+        self._weights = weights
+        self._dtype = dtype
+        self._device = device
+        self._exact = torch.promote_types(dtype, torch.float32)
+        # Rounded to float32 and then to the model's dtype, as the published implementations round it.
+        self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=torch.float32).to(dtype).item()
+        self._rotary = [
+            RotaryTable(
+                spec.rope if window is None else spec.window_rope, spec.head_dim, dtype=self._exact, device=device
+            )
+            for window in self.cache.windows
+        ]
+
+    @classmethod
+    def from_weights(
+        cls,
+        spec: DecoderSpec,
+        load: Load,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        threads: int | None = None,
+    ) -> ReferenceBackend:
+        """Load a decoder; `load(name)` gives a tensor by its Hugging Face name, `KeyError` if there is none.
+
+        `threads` sets the number of threads of PyTorch for the whole process (None leaves it). Raises
+        `ModelFileError` for a missing or misshapen tensor, `OptionError` for a dtype or thread count.
+        """
+        if dtype not in _DTYPES:
+            allowed = ", ".join(str(known).removeprefix("torch.") for known in _DTYPES)
+            raise OptionError(f"dtype {str(dtype).removeprefix('torch.')} is not supported; allowed: {allowed}")
+        if threads is not None:
+            if threads < 1:
+                raise OptionError(f"threads is {threads}: at least 1 is needed")
+            torch.set_num_threads(threads)
+        where = torch.device(device)
+        with torch.inference_mode():
+            weights = WeightReader(spec, load, dtype=dtype, device=where).read()
+        return cls(spec, weights, dtype=dtype, device=where)
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._weights.num_bytes
+
+    @torch.inference_mode()
+    def score(self, groups: Sequence[RowGroup], taps: frozenset[int | str] = frozenset()) -> Scored:
+        plans = self._plan(groups)
+        tokens = torch.tensor([token for group in groups for token in group.tokens], dtype=torch.int64)
+        rotations = self._rotations(groups)
+        taken: dict[int | str, torch.Tensor] = {}
+        hidden_ND = self._weights.embedding.index_select(0, tokens.to(self._device))
+        if self._embedding_scale != 1.0:
+            hidden_ND = hidden_ND * self._embedding_scale
+        for layer, weights in enumerate(self._weights.layers):
+            if layer in taps:
+                taken[layer] = hidden_ND
+            kind = self.cache.layer_kinds[layer]
+            mixed = self._attention(weights, hidden_ND, rotations[kind], plans, layer)
+            hidden_ND = hidden_ND + self._normed(mixed, weights.attention_out_norm)
+            hidden_ND = hidden_ND + self._normed(self._mlp(weights, hidden_ND), weights.mlp_out_norm)
+        if self.spec.num_layers in taps:
+            taken[self.spec.num_layers] = hidden_ND
+        assert taps <= taken.keys() | {"last_hidden"}, f"unknown taps {set(taps) - taken.keys()}"
+        if "last_hidden" in taps:
+            hidden_ND = taken["last_hidden"] = self._normed(hidden_ND, self._weights.final_norm)
+        logits = self._logits(hidden_ND, groups, plans, is_normed="last_hidden" in taps)
+        return Scored(logits=logits, taps=_split_taps(taken, plans))
+
+    def _plan(self, groups: Sequence[RowGroup]) -> list[GroupPlan]:
+        plans, start = [], 0
+        for group in groups:
+            committed = self.cache.committed(group.sequence_id)
+            self.cache.append(group.sequence_id, group.tokens, group.parents)
+            states = self.cache.layers(group.sequence_id)
+            plans.append(plan_group(self.spec, states, self.cache.windows, committed, group.parents, start))
+            start += len(group.tokens)
+        return plans
+
+    def _rotations(self, groups: Sequence[RowGroup]) -> list[torch.Tensor]:
+        """Per layer kind, the rotation of each packed row, complex [N, 1, K/2]."""
+        positions: list[int] = []
+        for group in groups:
+            committed = self.cache.committed(group.sequence_id)
+            positions.extend([committed + depth for depth in row_depths(group.parents)])
+        rows = torch.tensor(positions, dtype=torch.int64).to(self._device)
+        longest = max(positions, default=0) + 1
+        return [table.rows(rows, longest) for table in self._rotary]
+
+    def _attention(
+        self,
+        weights: LayerWeights,
+        hidden_ND: torch.Tensor,
+        rotation: torch.Tensor,
+        plans: Sequence[GroupPlan],
+        layer: int,
+    ) -> torch.Tensor:
+        spec = self.spec
+        kind, place = self.cache.layer_kinds[layer], self.cache.layer_places[layer]
+        packed = weights.qkv(self._normed(hidden_ND, weights.attention_norm))
+        heads_NHK = packed.view(len(packed), spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
+        rotated_NHK = heads_NHK.narrow(1, 0, spec.num_heads + spec.num_kv_heads)
+        if weights.qk_norm is not None:
+            normed = F.rms_norm(rotated_NHK.to(self._exact), (spec.head_dim,), None, spec.norm_eps)
+            rotated_NHK.copy_(normed * weights.qk_norm)
+        exact_NHK = rotated_NHK.to(self._exact)
+        torch.view_as_complex(exact_NHK.unflatten(2, (-1, 2))).mul_(rotation)
+        if exact_NHK is not rotated_NHK:
+            rotated_NHK.copy_(exact_NHK)
+        mixed = [attend(spec, heads_NHK, plan, kind, place) for plan in plans if plan.num_rows]
+        if not mixed:
+            return hidden_ND
+        return weights.output(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
+
+    def _mlp(self, weights: LayerWeights, hidden_ND: torch.Tensor) -> torch.Tensor:
+        gate, up = weights.gate_up(self._normed(hidden_ND, weights.mlp_norm)).chunk(2, dim=-1)
+        active = F.silu(gate) if self.spec.activation == "silu" else F.gelu(gate, approximate="tanh")
+        return weights.down(active.mul_(up))
+
+    def _normed(self, hidden_ND: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        """Root-mean-square norm in float32 or better; without a weight there is no norm here."""
+        if weight is None:
+            return hidden_ND
+        exact = F.rms_norm(hidden_ND.to(weight.dtype), weight.shape, weight, self.spec.norm_eps)
+        return exact.to(hidden_ND.dtype)
+
+    def _logits(
+        self, hidden_ND: torch.Tensor, groups: Sequence[RowGroup], plans: Sequence[GroupPlan], is_normed: bool
+    ) -> list[torch.Tensor]:
+        """Per group, logits [R, V] of its rows from `first_logit` on."""
+        wanted = [
+            hidden_ND[plan.start + group.first_logit : plan.start + plan.num_rows]
+            for group, plan in zip(groups, plans, strict=True)
+        ]
+        rows = wanted[0] if len(wanted) == 1 else torch.cat(wanted)
+        if not is_normed:
+            rows = self._normed(rows, self._weights.final_norm)
+        logits = self._weights.head(rows).to(self._exact)
+        if self.spec.logit_cap is not None:
+            logits = logits.div_(self.spec.logit_cap).tanh_().mul_(self.spec.logit_cap)
+        return list(logits.split([len(part) for part in wanted]))
+
+
+def _split_taps(
+    taken: Mapping[int | str, torch.Tensor], plans: Sequence[GroupPlan]
+) -> list[dict[int | str, torch.Tensor]]:
+    return [{tap: hidden.narrow(0, plan.start, plan.num_rows) for tap, hidden in taken.items()} for plan in plans]
