@@ -264,8 +264,10 @@ def tokenizer_data(metadata: Metadata) -> dict[str, Any]:
             metadata.fail(f"metadata key {key(name)!r} has {len(values)} entries for {len(tokens)} tokens")
         arrays[name] = None if values is None else values.tolist()
     ids: dict[str, int | None] = {}
+    # Old SentencePiece files leave the ids of <unk>, <s> and </s> out; llama.cpp knows them as 0, 1, 2.
+    defaults = {"unknown": 0, "bos": 1, "eos": 2} if metadata.text(key("model")) == "llama" else {}
     for name in ("bos", "eos", "eot", "eom", "unknown", "padding"):
-        value = metadata.integer(key(f"{name}_token_id"))
+        value = metadata.integer(key(f"{name}_token_id"), defaults.get(name))
         # Converters write 0xFFFFFFFF for "none".
         ids[name] = None if value == 0xFFFF_FFFF else value
         if ids[name] is not None and value is not None and value >= len(tokens):
