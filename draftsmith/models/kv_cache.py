@@ -170,6 +170,14 @@ class KVCache:
             total += capacity * shape.row_bytes
         return total
 
+    def growth_bytes(self, sequence_id: int, num_rows: int) -> int:
+        """Bytes that `reserve(sequence_id, num_rows)` would add."""
+        slot = self._slots[sequence_id]
+        return sum(
+            (state.capacity_for(slot.committed, num_rows) - state.capacity) * state.shape.row_bytes
+            for state in slot.layers
+        )
+
     @property
     def used_bytes(self) -> int:
         """Bytes held by all open sequences."""

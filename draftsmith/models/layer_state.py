@@ -97,6 +97,10 @@ class LayerState(ABC):
         """An independent state with the rows of the first `length` positions that this one still holds."""
 
     @abstractmethod
+    def capacity_for(self, committed: int, num_rows: int) -> int:
+        """The capacity after `reserve(committed, num_rows)`."""
+
+    @abstractmethod
     def reserve(self, committed: int, num_rows: int) -> None:
         """Make room for `num_rows` rows behind the committed ones."""
 
@@ -117,9 +121,13 @@ class FullState(LayerState):
         copy._move_in(self.slots(0, length), 0, doubled(length))
         return copy
 
+    def capacity_for(self, committed: int, num_rows: int) -> int:
+        return self.capacity if committed + num_rows <= self.capacity else doubled(committed + num_rows)
+
     def reserve(self, committed: int, num_rows: int) -> None:
-        if committed + num_rows > self.capacity:
-            self._move_in(self.slots(0, committed), 0, doubled(committed + num_rows))
+        capacity = self.capacity_for(committed, num_rows)
+        if capacity > self.capacity:
+            self._move_in(self.slots(0, committed), 0, capacity)
 
     def reusable(self, length: int) -> bool:
         return True
@@ -147,17 +155,22 @@ class WindowState(LayerState):
             copy._move_in(stored, self.first, max(num_rows, window_capacity(self.window, num_rows, 0)))
         return copy
 
+    def capacity_for(self, committed: int, num_rows: int) -> int:
+        fits = committed + num_rows <= self.end or committed - self.oldest_seen(committed) + num_rows <= self.capacity
+        return self.capacity if fits else window_capacity(self.window, committed + num_rows, num_rows)
+
     def reserve(self, committed: int, num_rows: int) -> None:
         if committed + num_rows <= self.end:
             return
         first = self.oldest_seen(committed)
         live = self.slots(first, committed)
-        if committed - first + num_rows <= self.capacity:
+        capacity = self.capacity_for(committed, num_rows)
+        if capacity == self.capacity:
             # The clone matters: the rows may overlap their new place.
             self.rows_LJCK.narrow(3, 0, committed - first).copy_(live.clone())
             self.first = first
         else:
-            self._move_in(live, first, window_capacity(self.window, committed + num_rows, num_rows))
+            self._move_in(live, first, capacity)
 
     def reusable(self, length: int) -> bool:
         return length == 0 or self.first <= self.oldest_seen(length)
