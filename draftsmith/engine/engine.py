@@ -204,7 +204,7 @@ class Engine:
         return groups
 
     def _make_sequences(self, prompt_ids: list[int], params: GenerationParams) -> list[Sequence]:
-        room = self.spec.max_positions - len(prompt_ids)
+        room = self.spec.max_context - len(prompt_ids)
         params = dataclasses.replace(params, max_new_tokens=min(params.max_new_tokens, room))
         end_ids = params.stop_ids if params.ignore_eos else params.stop_ids | self._model.eos_ids
         drafter = self._drafter(params.drafter or self._settings.drafter)
@@ -235,7 +235,7 @@ class Engine:
         options = read_options(drafter_class.Options, selection.options, f"drafter {selection_text}")
         target = TargetInfo(
             vocab_size=self.spec.vocab_size,
-            max_context=self.spec.max_positions,
+            max_context=self.spec.max_context,
             eos_ids=self._model.eos_ids,
             tokenizer=self.tokenizer,
             load_model=self._load,

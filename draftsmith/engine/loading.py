@@ -56,7 +56,17 @@ def load_model(
     if threads is not None and threads < 1:
         raise OptionError(f"threads must be at least 1, got {threads}")
     backend_name = "reference" if backend == "auto" else backend
+    backend_class = load_class(parse_selection(backend_name, BACKENDS, "backend"))
     files = open_model(name)
     spec = DecoderSpec.from_config(files.config)
-    backend_class = load_class(parse_selection(backend_name, BACKENDS, "backend"))
-    raise NotImplementedError
+    tokenizer = Tokenizer.from_data(files.tokenizer)
+    weights = backend_class.from_weights(spec, files.load, dtype=DTYPES[dtype], device=device, threads=threads)
+    template = files.chat_template
+    return LoadedModel(
+        name=name,
+        backend_name=backend_name,
+        backend=weights,
+        tokenizer=tokenizer,
+        chat=ChatTemplate(template, tokenizer.special_tokens) if template else None,
+        eos_ids=files.eos_ids | tokenizer.eos_ids,
+    )

@@ -40,7 +40,7 @@ def encode_prompt(prompt: Prompt | Any, model: LoadedModel) -> list[int]:
         raise PromptError("a prompt is a string, a list of role/content messages, or a list of token ids, not empty")
     if not ids:
         raise PromptError("the prompt has no tokens")
-    limit = model.backend.spec.max_positions
+    limit = model.backend.spec.max_context
     if len(ids) >= limit:
         raise PromptError(f"the prompt has {len(ids)} tokens; {model.name} takes at most {limit - 1}; shorten it")
     return ids

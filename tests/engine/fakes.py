@@ -27,6 +27,7 @@ class ByteTokenizer:
     eos_ids = frozenset({EOS})
     bos_id = None
     add_bos = False
+    strips_leading_space = False
 
     def encode(self, text, *, special):
         return list(text.encode())

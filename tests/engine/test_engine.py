@@ -214,7 +214,7 @@ def test_max_new_tokens_is_exact(limit, drafter):
 
 
 def test_context_limit_ends_with_length():
-    spec = {"max_positions": 32}
+    spec = {"max_context": 32}
     for drafter in ("none", ORACLE, "ngram", "draft_model:model=other"):
         result = tiny_engine(spec=spec, drafter=drafter).generate(PROMPTS[0], max_new_tokens=500, ignore_eos=True)
         assert len(result.token_ids) == 32 - len(PROMPTS[0])
