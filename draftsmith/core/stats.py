@@ -169,8 +169,8 @@ class EventLog:
 def _parse(line: str) -> StepRecord | RequestStepRecord:
     try:
         values = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error.msg})") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON ({error})") from error
     kind = values.pop("kind", None) if isinstance(values, dict) else None
     if kind == "step":
         return StepRecord(**_checked(values, StepRecord.__annotations__))
