@@ -72,5 +72,7 @@ def read_sequences(path: Path, label: str) -> tuple[list[int], bytes]:
         raise ModelFileError(f"suffix index {path} is damaged: its lengths or token ids make no sense; save it again")
     found = data[HEADER.size : at].decode(errors="replace")
     if found != label:
-        raise OptionError(f"suffix index {path} was saved for {found!r}, not for {label!r}; use one saved for this model")
+        raise OptionError(
+            f"suffix index {path} was saved for {found!r}, not for {label!r}; use one saved for this model"
+        )
     return lengths, tokens

@@ -1,6 +1,11 @@
 // The Python module draftsmith._native: binds the native parts, holds no logic of its own.
 #include <nanobind/nanobind.h>
 
+namespace draftsmith {
+void bind_suffix_index(nanobind::module_& module);
+}
+
 NB_MODULE(_native, module) {
     module.doc() = "Native parts of Draftsmith";
+    draftsmith::bind_suffix_index(module);
 }

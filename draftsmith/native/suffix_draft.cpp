@@ -1,0 +1,173 @@
+// Matching and drafting. A draft's score is the sum of the estimates D of its tokens (see suffix_tree.py).
+//
+// Where the text's own sequence is in the tree, its growing suffixes are the matches, and nothing is searched.
+// A match of m tokens can score at most its budget (and on a path at most max_depth - m, where the tree ends),
+// so matches are tried from the highest bound on and those that cannot win are skipped.
+#include <algorithm>
+
+#include "suffix_tree.hpp"
+
+namespace draftsmith {
+
+namespace {
+
+std::uint32_t budget(std::uint32_t match_len, const DraftOptions& options) {
+    const double limit = match_len * options.factor + options.offset + 1e-6;
+    if (!(limit >= 1.0)) return 0;  // also for NaN
+    return limit >= options.max_tokens ? options.max_tokens : static_cast<std::uint32_t>(limit);
+}
+
+}  // namespace
+
+bool SuffixTree::speculate(const std::vector<std::int32_t>& pattern, std::uint32_t sequence, const DraftOptions& options,
+                           Draft& best) {
+    const std::uint32_t longest = static_cast<std::uint32_t>(std::min<std::size_t>(pattern.size(), max_depth_));
+    if (longest < 2 || nodes_[kTop].count == 0 || budget(longest - 1, options) <= best.score) return false;
+    match(pattern, sequence, longest - 1);
+    std::uint32_t num_matches = static_cast<std::uint32_t>(places_.size());
+    // A match that only the text itself makes has nothing below it.
+    while (num_matches > 0 && nodes_[places_[num_matches - 1].node].count == 1 &&
+           places_[num_matches - 1].used == nodes_[places_[num_matches - 1].node].length) {
+        --num_matches;
+    }
+    const auto bound = [&](std::uint32_t m) { return options.tree ? budget(m, options) : std::min(budget(m, options), max_depth_ - m); };
+    std::uint32_t peak = num_matches;
+    while (peak > 1 && bound(peak - 1) > bound(peak)) --peak;
+    bool own = false;
+    for (std::uint32_t m = peak; m >= 1 && bound(m) > best.score; --m) own |= consider(m, options, bound(m), own, best);
+    for (std::uint32_t m = peak + 1; m <= num_matches && bound(m) >= best.score; ++m) own |= consider(m, options, bound(m), own, best);
+    if (own && !options.tree) draft_path(places_[best.match_len - 1], bound(best.match_len), options.min_prob, best);
+    return own;
+}
+
+// Let the match of `match_len` tokens replace `best` if it scores more, or as much and is longer.
+bool SuffixTree::consider(std::uint32_t match_len, const DraftOptions& options, std::uint32_t bound, bool own, Draft& best) {
+    double score;
+    if (options.tree) {
+        draft_tree(places_[match_len - 1], bound, options.min_prob, trial_);
+        score = trial_.score;
+    } else {
+        score = score_path(places_[match_len - 1], bound, options.min_prob);
+    }
+    if (!(score > best.score || (own && score == best.score && match_len > best.match_len))) return false;
+    if (options.tree) std::swap(best, trial_);
+    best.score = score;
+    best.match_len = match_len;
+    return true;
+}
+
+// Fill `places_` with the ends of the last 1, 2, ... tokens of `pattern`, up to `limit` or the first that is nowhere.
+void SuffixTree::match(const std::vector<std::int32_t>& pattern, std::uint32_t sequence, std::uint32_t limit) {
+    places_.clear();
+    if (sequence != kNone && !sequences_[sequence].active.empty()) {
+        const Sequence& s = sequences_[sequence];
+        const std::uint32_t num_active = std::min({limit, s.length, max_depth_});
+        for (std::uint32_t m = 1; m <= num_active; ++m) {
+            const std::uint32_t node = s.active[(s.length - m) % max_depth_];
+            places_.push_back({node, nodes_[node].length});
+        }
+    }
+    Place place;
+    for (std::uint32_t m = static_cast<std::uint32_t>(places_.size()) + 1; m <= limit; ++m) {
+        if (!locate(pattern.data() + pattern.size() - m, m, place)) return;
+        places_.push_back(place);
+    }
+}
+
+bool SuffixTree::locate(const std::int32_t* tokens, std::uint32_t num_tokens, Place& place) const {
+    std::uint32_t node = kTop, read = 0;
+    for (;;) {
+        node = find_child(node, tokens[read]);
+        if (node == kNone) return false;
+        const Node& n = nodes_[node];
+        const std::uint32_t length = std::min<std::uint32_t>(n.length, num_tokens - read);
+        for (std::uint32_t i = 1; i < length; ++i) {
+            if (pool_.token(n.ref + i) != tokens[read + i]) return false;
+        }
+        read += length;
+        if (read == num_tokens) {
+            place = {node, length};
+            return true;
+        }
+    }
+}
+
+double SuffixTree::score_path(Place place, std::uint32_t budget, double min_prob) const {
+    double prob = 1.0, score = 0.0;
+    std::uint32_t left = budget, node = place.node;
+    std::uint32_t label = nodes_[node].length - place.used;
+    while (prob >= min_prob) {
+        const std::uint32_t taken = std::min(label, left);
+        for (std::uint32_t i = 0; i < taken; ++i) score += prob;
+        left -= taken;
+        if (left == 0) break;
+        const std::uint32_t child = first_child(node);
+        if (child == kNone) break;
+        prob *= static_cast<double>(nodes_[child].count) / static_cast<double>(nodes_[node].count);
+        node = child;
+        label = nodes_[node].length;
+    }
+    return score;
+}
+
+void SuffixTree::draft_path(Place place, std::uint32_t budget, double min_prob, Draft& draft) const {
+    draft.tokens.clear();
+    draft.parents.clear();
+    draft.probs.clear();
+    double prob = 1.0;
+    std::uint32_t node = place.node, used = place.used;
+    while (draft.tokens.size() < budget && prob >= min_prob) {
+        if (used < nodes_[node].length) {
+            draft.parents.push_back(static_cast<std::int32_t>(draft.tokens.size()) - 1);
+            draft.tokens.push_back(pool_.token(nodes_[node].ref + used));
+            draft.probs.push_back(prob);
+            ++used;
+            continue;
+        }
+        const std::uint32_t child = first_child(node);
+        if (child == kNone) break;
+        prob *= static_cast<double>(nodes_[child].count) / static_cast<double>(nodes_[node].count);
+        node = child;
+        used = 0;
+    }
+}
+
+// The likeliest `budget` nodes below the match; equal estimates in order of arrival.
+void SuffixTree::draft_tree(Place place, std::uint32_t budget, double min_prob, Draft& draft) {
+    draft.tokens.clear();
+    draft.parents.clear();
+    draft.probs.clear();
+    draft.score = 0.0;
+    const auto later = [](const HeapItem& a, const HeapItem& b) {
+        return a.prob < b.prob || (a.prob == b.prob && a.arrival > b.arrival);
+    };
+    std::uint32_t arrivals = 0;
+    const auto push = [&](double prob, Place where, std::int32_t parent) {
+        heap_.push_back({prob, arrivals++, where, parent});
+        std::push_heap(heap_.begin(), heap_.end(), later);
+    };
+    heap_.clear();
+    push(1.0, place, -1);
+    while (!heap_.empty() && draft.tokens.size() < budget) {
+        std::pop_heap(heap_.begin(), heap_.end(), later);
+        const HeapItem item = heap_.back();
+        heap_.pop_back();
+        const Node& n = nodes_[item.place.node];
+        if (item.place.used < n.length) {
+            draft.tokens.push_back(pool_.token(n.ref + item.place.used));
+            draft.parents.push_back(item.parent);
+            draft.probs.push_back(item.prob);
+            draft.score += item.prob;
+            push(item.prob, {item.place.node, item.place.used + 1}, static_cast<std::int32_t>(draft.tokens.size()) - 1);
+            continue;
+        }
+        std::uint32_t num_pushed = 0;
+        for (std::uint32_t c = first_child(item.place.node); c != kNone && num_pushed < budget; c = nodes_[c].next, ++num_pushed) {
+            const double prob = item.prob * static_cast<double>(nodes_[c].count) / static_cast<double>(n.count);
+            if (prob < min_prob) break;
+            push(prob, {c, 0}, item.parent);
+        }
+    }
+}
+
+}  // namespace draftsmith
