@@ -107,11 +107,12 @@ def test_batch_of_prompts_keeps_order():
 @pytest.mark.parametrize("sampling", ["greedy", "coupled+filters"])
 def test_preemption_changes_nothing(drafter, sampling):
     params = SAMPLINGS[sampling]
-    solo = [plain_run(prompt, **params).token_ids for prompt in PROMPTS]
+    solo = [plain_run(prompt, 90, **params).token_ids for prompt in PROMPTS]
     roomy = tiny_engine(drafter=drafter)
-    one = roomy._scheduler._bytes(roomy._make_sequences([1] * 64, _params(drafter))[0], 64)
-    engine = tiny_engine(drafter=drafter, memory_bytes=int(one * 1.6), prefix_cache=False)
-    results = engine.generate(PROMPTS, max_new_tokens=40, **params)
+    small = roomy._scheduler._bytes(roomy._make_sequences([1] * 4, _params(drafter))[0], 64)
+    # Two sequences of 64 rows fit; when one of them grows to 128, the other has to go.
+    engine = tiny_engine(drafter=drafter, memory_bytes=int(small * 2.5), prefix_cache=False)
+    results = engine.generate(PROMPTS, max_new_tokens=90, **params)
     assert [result.token_ids for result in results] == solo
     assert sum(result.statistics.preemptions for result in results) > 0
 
