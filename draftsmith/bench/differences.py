@@ -1,0 +1,80 @@
+"""Compares what arms wrote, token id by token id, and measures how close a differing choice was.
+
+Called by the benchmark and the demo. Invariant: comparison is on token ids, never on text; a difference
+is reported with its place, and never explained away without a measured gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from draftsmith.bench.runs import BASELINE, ArmRun, Difference, Output
+from draftsmith.core.random import RequestRandom
+from draftsmith.errors import DraftsmithError
+
+NEAR_TIE = 1e-4
+"""A gap below this may tip either way with the rounding of float32: not a fault of the drafter."""
+
+_ALTERNATIVES = 64
+
+
+class Scorer(Protocol):
+    """What is needed of an engine to look at one choice again."""
+
+    @property
+    def spec(self) -> Any:
+        """The target's shape (`vocab_size`)."""
+
+    def encode(self, prompt: Any) -> list[int]:
+        """Token ids of a prompt."""
+
+    def generate(self, prompt: Any, **params: Any) -> Any:
+        """Generate for one prompt."""
+
+
+def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
+    """The first position where two outputs differ (the shorter one's length when it is a prefix); None if equal."""
+    for position, (one, other) in enumerate(zip(left, right, strict=False)):
+        if one != other:
+            return position
+    return None if len(left) == len(right) else min(len(left), len(right))
+
+
+def find_differences(runs: Iterable[ArmRun]) -> dict[tuple[str, int], int]:
+    """By (drafter, prompt index): the first position where an arm leaves the baseline."""
+    outputs = {(run.drafter, output.prompt): output for run in runs for output in run.outputs}
+    found: dict[tuple[str, int], int] = {}
+    for (drafter, prompt), output in outputs.items():
+        baseline = outputs.get((BASELINE, prompt))
+        if baseline is not None:
+            position = first_difference(baseline.token_ids, output.token_ids)
+            if position is not None:
+                found[drafter, prompt] = position
+    return found
+
+
+def explain(scorer: Scorer, prompt: Any, baseline: Output, other: Output, settings: Mapping[str, Any]) -> Difference:
+    """Measure how close the two arms' choices were where they first differ.
+
+    Scores the common beginning once more and compares the two tokens under the law they were chosen by:
+    log-probabilities when greedy; divided by the temperature, the position's noise added, when sampling.
+    """
+    position = first_difference(baseline.token_ids, other.token_ids)
+    assert position is not None, "the outputs do not differ"
+    if position >= min(len(baseline.token_ids), len(other.token_ids)):
+        return Difference(position=position, gap=None)
+    ids = [*scorer.encode(prompt), *baseline.token_ids[:position]]
+    try:
+        result = scorer.generate(ids, max_new_tokens=1, ignore_eos=True, logprobs=_ALTERNATIVES, drafter=BASELINE)
+    except DraftsmithError:
+        return Difference(position=position, gap=None)
+    scores = dict(result.logprobs[0].top)
+    tokens = (baseline.token_ids[position], other.token_ids[position])
+    if not all(token in scores for token in tokens):
+        return Difference(position=position, gap=None)
+    temperature = settings.get("temperature", 0.0)
+    if temperature > 0:
+        noise = RequestRandom(settings.get("seed", 0)).target_gumbel(position, scorer.spec.vocab_size)
+        scores = {token: scores[token] / temperature + float(noise[token]) for token in tokens}
+    return Difference(position=position, gap=abs(scores[tokens[0]] - scores[tokens[1]]))

@@ -1,0 +1,111 @@
+"""Turns an options dataclass into a command, and prints help that fits one screen.
+
+Called by `app`. The options of a command are one frozen dataclass; the command's function is imported
+only when it runs. Invariant: building the whole command line imports nothing heavier than typer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any, final
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+SCREEN_WIDTH = 80
+_LAST_SECTION = "Options"
+
+
+@final
+class SectionedCommand(TyperCommand):
+    """A command whose help lists its options by section, in the order the sections first appear."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write description, usage, sections and an example."""
+        params: list[Any] = list(self.get_params(ctx))
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in params:
+            if param.param_type_name == "option":
+                sections.setdefault(param.rich_help_panel or _LAST_SECTION, []).append(_option_row(param))
+        arguments = [param.metavar for param in params if param.param_type_name == "argument"]
+        required = [f"{param.opts[0]} {param.metavar}" for param in params if param.required and param.metavar]
+        needed = arguments or required
+        formatter.width = SCREEN_WIDTH
+        formatter.write(f"{self.help}\n\n")
+        formatter.write(f"{_bold('Usage:')} {ctx.command_path} [OPTIONS] {' '.join(needed)}".rstrip() + "\n")
+        width = max(len(first) for rows in sections.values() for first, _ in rows)
+        for name, rows in sections.items():
+            formatter.write(f"\n{_bold(name + ':')}\n")
+            formatter.indent()
+            formatter.write_dl([(first.ljust(width), text) for first, text in rows], col_max=width)
+            formatter.dedent()
+        formatter.write(f"\n{_bold('Example:')} {self.epilog}\n")
+
+
+@final
+class PlainGroup(TyperGroup):
+    """The top level: its help lists the commands in the order they were added."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write description, usage, commands, options and where to start."""
+        formatter.width = SCREEN_WIDTH
+        formatter.write(f"{self.help}\n\n{_bold('Usage:')} {ctx.command_path} COMMAND [OPTIONS]\n")
+        commands = [(name, self.commands[name].help or "") for name in self.list_commands(ctx)]
+        options = [_option_row(param) for param in self.get_params(ctx)]
+        for name, rows in (("Commands", commands), (_LAST_SECTION, options)):
+            formatter.write(f"\n{_bold(name + ':')}\n")
+            formatter.indent()
+            formatter.write_dl(rows)
+            formatter.dedent()
+        formatter.write(f"\n{self.epilog}\n")
+
+
+def _option_row(param: Any) -> tuple[str, str]:
+    long = next(flag for flag in param.opts if flag.startswith("--"))
+    short = next((f"{flag}, " for flag in param.opts if len(flag) == 2), "    ")
+    text = param.help or ""
+    if param.required:
+        text += " (required)"
+    elif not param.is_flag and param.default not in (None, "", []):
+        text += f" [{param.default}]"
+    return f"{short}{long} {param.metavar or ''}".rstrip(), text
+
+
+def _bold(text: str) -> str:
+    return typer.style(text, bold=True)
+
+
+def add_command(app: typer.Typer, name: str, options_class: type, target: str, *, text: str, example: str) -> None:
+    """Add a command whose options are `options_class` and whose work is `target` ("module:function").
+
+    The function gets one instance of the class and returns the exit code, or None for 0.
+    """
+
+    def callback(**values: Any) -> int:
+        module_name, _, function_name = target.partition(":")
+        run: Callable[[Any], int | None] = getattr(importlib.import_module(module_name), function_name)
+        return run(options_class(**values)) or 0
+
+    hints = typing.get_type_hints(options_class, include_extras=True)
+    parameters = [
+        inspect.Parameter(
+            item.name, inspect.Parameter.KEYWORD_ONLY, default=_default(item), annotation=hints[item.name]
+        )
+        for item in dataclasses.fields(options_class)
+    ]
+    # typer reads a callback's signature and annotations; ours are those of the dataclass.
+    callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    callback.__annotations__ = hints
+    app.command(name, cls=SectionedCommand, help=text, epilog=example)(callback)
+
+
+def _default(item: dataclasses.Field[Any]) -> Any:
+    if item.default is not dataclasses.MISSING:
+        return item.default
+    if item.default_factory is not dataclasses.MISSING:
+        return item.default_factory()
+    return inspect.Parameter.empty

@@ -1,0 +1,149 @@
+"""`draftsmith demo`: plain and speculative decoding write the same answers, one fast, one slow.
+
+Called by `app` and by `make demo`. Both arms run on the same weights, alternating, and are counted by the
+same code as a benchmark. Invariants: only waiting for tokens is timed, drawing is not; token ids are
+compared and every difference is shown; without an explanation (a near tie) the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from draftsmith.bench.demo_prompts import DEMO_PROMPTS, DemoPrompt
+from draftsmith.bench.differences import NEAR_TIE, explain, find_differences
+from draftsmith.bench.environment import hardware, versions
+from draftsmith.bench.prompts import Prompt
+from draftsmith.bench.runner import Workload, warm_up
+from draftsmith.bench.runs import BASELINE, ArmRun, Difference, Measured, Output
+from draftsmith.bench.summary import summarise_run
+from draftsmith.cli.demo_view import DemoView, choose_view
+from draftsmith.cli.loading import load_arms
+from draftsmith.cli.options import DemoOptions
+from draftsmith.cli.telling import Answer
+from draftsmith.errors import OptionError
+
+if TYPE_CHECKING:
+    from draftsmith.engine.engine import Engine
+
+# No prompt begins later than this after the start, so that the demo stays short on a slow machine.
+LAST_START_SECONDS = 65.0
+
+
+def run(options: DemoOptions) -> int:
+    """Run the command; returns the exit code."""
+    began = time.monotonic()
+    if options.drafter == BASELINE:
+        raise OptionError(f"the demo compares a drafter with {BASELINE}; name another one")
+    arms = load_arms(options, [BASELINE, options.drafter])
+    prompts = [Prompt(prompt_id=item.title, text=item.text, category=item.kind) for item in DEMO_PROMPTS]
+    workload = Workload(prompts=prompts, settings={"temperature": 0.0, "seed": 0})
+    view = choose_view(sys.stdout, json=options.json, drafter=options.drafter)
+    view.say(
+        f"{options.model}: plain decoding against the drafter {options.drafter}, greedy, same weights and prompts."
+    )
+    warm_up(arms, workload)
+    runs: list[ArmRun] = []
+    for index, item in enumerate(DEMO_PROMPTS):
+        if time.monotonic() - began > LAST_START_SECONDS:
+            view.say(f"This machine is slow or busy: {index} of {len(DEMO_PROMPTS)} prompts shown, the rest left out.")
+            break
+        runs.extend(_compare(arms, workload, index, item, view))
+    measured = Measured(
+        config=_config(options, arms),
+        runs=tuple(runs),
+        differences=_differences(runs, arms[BASELINE], workload),
+        failed={},
+    )
+    summary = summarise_run(measured)
+    if options.json:
+        print(json.dumps({**summary, "outputs": _outputs(measured)}, ensure_ascii=False))
+    view.finish(summary, measured)
+    return 1 if any(not _near_tie(difference) for difference in measured.differences.values()) else 0
+
+
+def _compare(
+    arms: Mapping[str, Engine], workload: Workload, index: int, item: DemoPrompt, view: DemoView
+) -> list[ArmRun]:
+    """Both arms on one prompt; who goes first alternates, so that neither profits from a warm cache."""
+    view.begin(item, index + 1, len(workload.prompts))
+    order = list(arms) if index % 2 == 0 else list(arms)[::-1]
+    runs = {}
+    for place, drafter in enumerate(order):
+        engine, answer = arms[drafter], Answer()
+        settings = {**workload.settings, "max_new_tokens": item.max_new_tokens}
+        for event in answer.timed(engine.stream(workload.request(index), **settings)):
+            view.token(drafter, event, answer)
+        answer.close(engine.take_events())
+        runs[drafter] = _as_run(answer, engine, workload, drafter=drafter, index=index, place=place)
+    view.end(item, runs)
+    return [runs[drafter] for drafter in arms]
+
+
+def _as_run(answer: Answer, engine: Engine, workload: Workload, *, drafter: str, index: int, place: int) -> ArmRun:
+    prompt = workload.prompts[index]
+    output = Output(
+        prompt=index,
+        prompt_id=prompt.prompt_id,
+        category=prompt.category,
+        request=answer.request,
+        prompt_tokens=len(engine.encode(workload.request(index))),
+        token_ids=tuple(answer.token_ids),
+        text=answer.text,
+        finish_reason=answer.finish_reason,
+    )
+    return ArmRun(
+        block=index,
+        drafter=drafter,
+        order=place,
+        prompts=(index,),
+        seconds=answer.seconds,
+        outputs=(output,),
+        events=answer.events,
+    )
+
+
+def _config(options: DemoOptions, arms: Mapping[str, Engine]) -> dict[str, Any]:
+    return {
+        "model": options.model,
+        "backend": arms[BASELINE].backend_name,
+        "drafters": list(arms),
+        "concurrency": 1,
+        "temperature": 0.0,
+        "num_prompts": len(DEMO_PROMPTS),
+        "hardware": hardware(options.threads),
+        "versions": versions(),
+    }
+
+
+def _differences(runs: Sequence[ArmRun], engine: Engine, workload: Workload) -> dict[tuple[str, int], Difference]:
+    outputs = {(run.drafter, output.prompt): output for run in runs for output in run.outputs}
+    return {
+        (drafter, prompt): explain(
+            engine, workload.request(prompt), outputs[BASELINE, prompt], outputs[drafter, prompt], workload.settings
+        )
+        for drafter, prompt in find_differences(runs)
+    }
+
+
+def _near_tie(difference: Difference) -> bool:
+    return difference.gap is not None and difference.gap < NEAR_TIE
+
+
+def _outputs(measured: Measured) -> list[dict[str, Any]]:
+    return [
+        {
+            "drafter": run.drafter,
+            "prompt": output.prompt_id,
+            "kind": output.category,
+            "token_ids": output.token_ids,
+            "text": output.text,
+            "finish_reason": output.finish_reason,
+            "seconds": run.seconds,
+        }
+        for run in measured.runs
+        for output in run.outputs
+    ]

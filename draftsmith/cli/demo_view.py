@@ -1,0 +1,225 @@
+"""How the demo looks: two columns that fill on a terminal, plain lines elsewhere, nothing for --json.
+
+Called by `demo`, which tells a view what happens. Invariant: a view never computes a figure; it is told
+runs and the summary, and draws.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, TextIO, final
+
+from rich.columns import Columns
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from draftsmith.bench.demo_prompts import DemoPrompt
+from draftsmith.bench.differences import NEAR_TIE
+from draftsmith.bench.runs import BASELINE, ArmRun, Measured
+from draftsmith.cli.telling import Answer
+from draftsmith.core.stats import summarise
+from draftsmith.engine.results import Origin, TokenEvent
+
+_STYLES = {Origin.ACCEPTED: "green", Origin.CORRECTED: "yellow", Origin.BONUS: "cyan", Origin.PLAIN: ""}
+_FRAME_SECONDS = 0.08
+_PLAIN_LINES = 6
+
+_WHY = """\
+Why it is faster: the model takes about as long to check several proposed tokens in one step as to write \
+a single one, and the drafter proposes what followed the last time the same words came up, in the prompt \
+or in an earlier answer.
+Why the text is the same: a proposed token is kept only where it is the very token the model chooses \
+itself; at the first one that is not, the model's own token is written instead.
+Where nothing repeats, as in free chat, there is nothing to propose, and the speed is that of plain decoding."""
+
+
+class DemoView(ABC):
+    """What the demo tells while it runs."""
+
+    @abstractmethod
+    def say(self, text: str) -> None:
+        """A line about the run."""
+
+    @abstractmethod
+    def begin(self, item: DemoPrompt, number: int, total: int) -> None:
+        """A prompt's turn begins."""
+
+    @abstractmethod
+    def token(self, drafter: str, event: TokenEvent, answer: Answer) -> None:
+        """An arm wrote something."""
+
+    @abstractmethod
+    def end(self, item: DemoPrompt, runs: Mapping[str, ArmRun]) -> None:
+        """Both arms are done with a prompt."""
+
+    @abstractmethod
+    def finish(self, summary: Mapping[str, Any], measured: Measured) -> None:
+        """All is measured."""
+
+
+def choose_view(stream: TextIO, *, json: bool, drafter: str) -> DemoView:
+    """The view that fits where stdout goes."""
+    if json:
+        return SilentView()
+    console = Console(file=stream, highlight=False)
+    return LiveView(console, drafter) if console.is_terminal else PlainView(console, drafter)
+
+
+@final
+class SilentView(DemoView):
+    """Says nothing: the document is all there is."""
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+    def begin(self, item: DemoPrompt, number: int, total: int) -> None:
+        """Nothing."""
+
+    def token(self, drafter: str, event: TokenEvent, answer: Answer) -> None:
+        """Nothing."""
+
+    def end(self, item: DemoPrompt, runs: Mapping[str, ArmRun]) -> None:
+        """Nothing."""
+
+    def finish(self, summary: Mapping[str, Any], measured: Measured) -> None:
+        """Nothing."""
+
+
+class ConsoleView(DemoView):
+    """What a view of lines and one of columns have in common."""
+
+    def __init__(self, console: Console, drafter: str) -> None:
+        self._console = console
+        self._drafter = drafter
+
+    def say(self, text: str) -> None:
+        """Print it."""
+        self._console.print(text, soft_wrap=True)
+
+    def finish(self, summary: Mapping[str, Any], measured: Measured) -> None:
+        """Print the table and what it means."""
+        _print_table(self._console, summary, measured, self._drafter)
+
+
+@final
+class PlainView(ConsoleView):
+    """Lines: the task, the beginning of the answer, the figures."""
+
+    def begin(self, item: DemoPrompt, number: int, total: int) -> None:
+        """Print the task."""
+        self._console.print(f"\n[bold][{number}/{total}] {item.kind}: {item.title}", markup=True, soft_wrap=True)
+
+    def token(self, drafter: str, event: TokenEvent, answer: Answer) -> None:
+        """Nothing: the answer is printed when both are done."""
+
+    def end(self, item: DemoPrompt, runs: Mapping[str, ArmRun]) -> None:
+        """Print the beginning of the answer and what it took."""
+        lines = runs[self._drafter].outputs[0].text.strip().splitlines()
+        more = [f"... ({len(lines) - _PLAIN_LINES} more lines)"] if len(lines) > _PLAIN_LINES else []
+        for line in lines[:_PLAIN_LINES] + more:
+            self._console.print(f"    {line}", markup=False, soft_wrap=True)
+        self._console.print(_verdict(runs, self._drafter), soft_wrap=True)
+
+
+@final
+class LiveView(ConsoleView):
+    """Two columns, filled as the tokens come; one line per prompt stays."""
+
+    def begin(self, item: DemoPrompt, number: int, total: int) -> None:
+        """Open the two columns."""
+        self._title = f"[{number}/{total}] {item.kind}: {item.title}"
+        self._texts = {BASELINE: Text(), self._drafter: Text()}
+        self._heads = {BASELINE: "plain", self._drafter: self._drafter}
+        # Drawn by hand: a refreshing thread would take time from the arm that is running.
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._live.start()
+        self._drawn = 0.0
+        self._draw()
+
+    def token(self, drafter: str, event: TokenEvent, answer: Answer) -> None:
+        """Add it to the arm's column, colored by origin."""
+        style = _STYLES[event.origins[0]] if event.origins else ""
+        self._texts[drafter].append(event.text, style=style)
+        name = "plain" if drafter == BASELINE else drafter
+        self._heads[drafter] = f"{name}  {len(answer.token_ids)} tokens  {answer.seconds:.1f} s"
+        if event.finish_reason:
+            self._heads[drafter] += f"  {answer.tokens_per_second:.0f} tokens/s"
+        if event.finish_reason or time.monotonic() - self._drawn > _FRAME_SECONDS:
+            self._draw()
+
+    def end(self, item: DemoPrompt, runs: Mapping[str, ArmRun]) -> None:
+        """Close the columns; the prompt's line stays."""
+        self._live.stop()
+        self._console.print(f"{self._title}\n{_verdict(runs, self._drafter)}", markup=False, soft_wrap=True)
+
+    def _draw(self) -> None:
+        self._drawn = time.monotonic()
+        width = self._console.width // 2
+        height = max(self._console.height - 4, 8)
+        panels = [
+            Panel(_tail(text, width - 4, height - 2), title=self._heads[drafter], width=width, height=height)
+            for drafter, text in self._texts.items()
+        ]
+        self._live.update(Group(Text(self._title, style="bold"), Columns(panels, padding=0)), refresh=True)
+
+
+def _tail(text: Text, width: int, height: int) -> Text:
+    """The last lines of a text that fit a panel."""
+    lines = text.wrap(Console(width=width), width)
+    return Text("\n").join(lines[-height:])
+
+
+def _verdict(runs: Mapping[str, ArmRun], drafter: str) -> str:
+    plain, fast = runs[BASELINE], runs[drafter]
+    steps = summarise(fast.events).tokens_per_step
+    same = plain.outputs[0].token_ids == fast.outputs[0].token_ids
+    return (
+        f"    {plain.emitted} tokens: plain {plain.seconds:.1f} s, {drafter} {fast.seconds:.1f} s, "
+        f"{steps or 1.0:.2f} tokens per step, {'same ids' if same else 'IDS DIFFER'}"
+    )
+
+
+def _print_table(console: Console, summary: Mapping[str, Any], measured: Measured, drafter: str) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("prompt kind", no_wrap=True)
+    for heading in ("prompts", "tokens per step", "speed-up", "identical ids"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    result = next(item for item in summary["results"] if item["drafter"] == drafter)
+    for kind, figures in [*result["categories"].items(), ("all", result)]:
+        if kind == "all":
+            table.add_section()
+        table.add_row(kind, *_cells(figures))
+    console.print()
+    console.print(table)
+    console.print()
+    _print_differences(console, measured)
+    console.print(_WHY, soft_wrap=not console.is_terminal)
+
+
+def _cells(figures: Mapping[str, Any]) -> list[str]:
+    compared = figures["identical_prompts"] + figures["divergent_prompts"]
+    return [
+        str(figures["num_prompts"]),
+        f"{figures['tokens_per_step']:.2f}",
+        f"{figures['speedup']['ratio']:.2f} x",
+        f"{figures['identical_prompts']} of {compared}",
+    ]
+
+
+def _print_differences(console: Console, measured: Measured) -> None:
+    for (drafter, prompt), difference in measured.differences.items():
+        title = next(output.prompt_id for run in measured.runs for output in run.outputs if output.prompt == prompt)
+        if difference.gap is None:
+            reason = "the gap between the two choices could not be measured"
+        elif difference.gap < NEAR_TIE:
+            reason = f"a near tie: the model scored the two {difference.gap:.1e} apart, within float32 rounding"
+        else:
+            reason = f"the model scored the two {difference.gap:.1e} apart, which rounding does not explain"
+        console.print(
+            f"{title}: {drafter} differs from plain at token {difference.position}; {reason}.\n", soft_wrap=True
+        )

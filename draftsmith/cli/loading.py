@@ -1,0 +1,107 @@
+"""From options to a loaded engine and checked request settings.
+
+Called by every command that runs a model. Invariants: settings are checked before a model is loaded, so
+a slip costs no waiting; the command line makes engines here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from draftsmith.cli.options import CoreSamplingOptions, LengthOptions, SamplingOptions
+
+if TYPE_CHECKING:
+    from draftsmith.engine.engine import Engine
+
+
+class EngineChoice(Protocol):
+    """The options that decide which engine is loaded."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def controller(self) -> str: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def threads(self) -> int | None: ...
+
+
+def load_engine(choice: EngineChoice, *, drafter: str) -> Engine:
+    """Load the model for one user; on a terminal a line on stderr says so while it takes.
+
+    Raises `UserError`s for everything that is wrong with the model, the drafter or the choice.
+    """
+    with _notice(f"loading {choice.model} ..."):
+        from draftsmith.engine.engine import Engine
+
+        return Engine.load(
+            choice.model,
+            drafter=drafter,
+            backend=choice.backend,
+            dtype=choice.dtype,
+            controller=choice.controller,
+            threads=choice.threads,
+            max_batch=1,
+        )
+
+
+def load_arms(choice: EngineChoice, drafters: Sequence[str], *, concurrency: int = 1) -> dict[str, Engine]:
+    """One engine per drafter over the same weights, for a fair comparison.
+
+    Each has its own drafter, controller and cache, so none learns from another; prefix reuse is off.
+    Raises `UserError`s as `load_engine` does.
+    """
+    with _notice(f"loading {choice.model} ..."):
+        from draftsmith.engine.engine import Engine, EngineSettings
+        from draftsmith.engine.loading import LoadedModel, load_model
+
+        def load(name: str) -> LoadedModel:
+            return load_model(name, backend=choice.backend, dtype=choice.dtype, threads=choice.threads)
+
+        model = load(choice.model)
+        arms = {}
+        for drafter in drafters:
+            settings = EngineSettings(
+                drafter=drafter, controller=choice.controller, max_batch=concurrency, prefix_cache=False
+            )
+            arms[drafter] = Engine(model, settings, load=load)
+        return arms
+
+
+def request_settings(*groups: Any, **more: Any) -> dict[str, Any]:
+    """Keyword arguments of `Engine.generate` from groups of options, checked.
+
+    `groups`: option objects; of each, the sampling and length fields count. Raises `OptionError`.
+    """
+    from draftsmith.engine.params import GenerationParams
+
+    settings: dict[str, Any] = {}
+    for group in groups:
+        for options_class in (CoreSamplingOptions, SamplingOptions, LengthOptions):
+            if isinstance(group, options_class):
+                names = [item.name for item in dataclasses.fields(options_class)]
+                settings.update({name: getattr(group, name) for name in names})
+    settings.update(more)
+    GenerationParams.create(**settings)
+    return settings
+
+
+@contextmanager
+def _notice(text: str) -> Iterator[None]:
+    if not sys.stderr.isatty():
+        yield
+        return
+    sys.stderr.write(f"\x1b[2m{text}\x1b[0m")
+    sys.stderr.flush()
+    try:
+        yield
+    finally:
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()

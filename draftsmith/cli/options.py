@@ -1,0 +1,218 @@
+"""Options of every command as frozen dataclasses; a field's annotation holds its flag and its help.
+
+Called by `app`, which turns each class into a command line, and by the commands, which get an
+instance. Invariants: nothing heavy is imported here, so that `--help` stays quick; ranges are checked
+by those who own them (`GenerationParams`, `Engine.load`), not here. Bases are listed last section
+first: a dataclass collects fields from its last base on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+_MODEL = "Model and drafter"
+_SAMPLING = "Sampling"
+_LENGTH = "Length"
+_OUTPUT = "Output"
+_WORKLOAD = "Workload"
+
+_DRAFTER_HELP = "none, ngram, suffix, hybrid, draft_model:model=M"
+
+
+class When(StrEnum):
+    """When to do something that only suits a terminal."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonOption:
+    """Shared by all commands."""
+
+    json: Annotated[
+        bool, Option("--json", help="One JSON document on stdout, nothing else", rich_help_panel=_OUTPUT)
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOption:
+    """Which model."""
+
+    model: Annotated[
+        str,
+        Option("--model", "-m", metavar="NAME", help="Name in `draftsmith models`, or a path", rich_help_panel=_MODEL),
+    ] = "smollm2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeOptions:
+    """How the model runs."""
+
+    controller: Annotated[
+        str, Option("--controller", metavar="NAME", help="Draft lengths: backoff or fixed", rich_help_panel=_MODEL)
+    ] = "backoff"
+    backend: Annotated[str, Option("--backend", metavar="NAME", help="What computes", rich_help_panel=_MODEL)] = "auto"
+    dtype: Annotated[
+        str, Option("--dtype", metavar="TYPE", help="Number format of the weights", rich_help_panel=_MODEL)
+    ] = "float32"
+    threads: Annotated[
+        int | None, Option("--threads", metavar="N", help="CPU threads [all cores]", rich_help_panel=_MODEL)
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterOption:
+    """The one drafter of a command."""
+
+    drafter: Annotated[str, Option("--drafter", "-d", metavar="NAME", help=_DRAFTER_HELP, rich_help_panel=_MODEL)] = (
+        "suffix"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreSamplingOptions:
+    """The law an answer is drawn from, as far as a benchmark varies it."""
+
+    temperature: Annotated[
+        float, Option("--temperature", "-t", metavar="T", help="0 is greedy", rich_help_panel=_SAMPLING)
+    ] = 0.0
+    top_p: Annotated[
+        float, Option("--top-p", metavar="P", help="Keep the likeliest up to this sum", rich_help_panel=_SAMPLING)
+    ] = 1.0
+    seed: Annotated[
+        int, Option("--seed", "-s", metavar="S", help="Same seed, same text", rich_help_panel=_SAMPLING)
+    ] = 0
+    rule: Annotated[
+        str, Option("--rule", metavar="NAME", help="How drafts are verified at T > 0", rich_help_panel=_SAMPLING)
+    ] = "coupling"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions(CoreSamplingOptions):
+    """The law an answer is drawn from."""
+
+    top_k: Annotated[
+        int, Option("--top-k", metavar="K", help="Keep the K likeliest, 0 keeps all", rich_help_panel=_SAMPLING)
+    ] = 0
+    min_p: Annotated[
+        float, Option("--min-p", metavar="P", help="Drop below P times the likeliest", rich_help_panel=_SAMPLING)
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float, Option("--repetition-penalty", metavar="X", help="Prompt and answer; 1: off", rich_help_panel=_SAMPLING)
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, Option("--presence-penalty", metavar="X", help="Answer only; 0: off", rich_help_panel=_SAMPLING)
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, Option("--frequency-penalty", metavar="X", help="Answer only; 0: off", rich_help_panel=_SAMPLING)
+    ] = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthOptions:
+    """Where an answer ends."""
+
+    max_new_tokens: Annotated[
+        int, Option("--max-new-tokens", "-n", metavar="N", rich_help_panel=_LENGTH, help="Most tokens to write")
+    ] = 256
+    stop: Annotated[
+        list[str], Option("--stop", metavar="TEXT", help="End before this text; repeatable", rich_help_panel=_LENGTH)
+    ] = field(default_factory=list)
+    ignore_eos: Annotated[
+        bool, Option("--ignore-eos", help="Write on past the model's own end", rich_help_panel=_LENGTH)
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatTextOptions:
+    """Shared by `generate` and `chat`."""
+
+    system: Annotated[
+        str | None, Option("--system", metavar="TEXT", help="System message", rich_help_panel=_OUTPUT)
+    ] = None
+    color: Annotated[
+        When,
+        Option("--color", metavar="WHEN", help="Color tokens by origin: always, never", rich_help_panel=_OUTPUT),
+    ] = When.AUTO
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(
+    JsonOption, ChatTextOptions, LengthOptions, SamplingOptions, RuntimeOptions, DrafterOption, ModelOption
+):
+    """Options of `draftsmith generate`."""
+
+    prompt: Annotated[str, Argument(metavar="PROMPT")]
+    raw: Annotated[
+        bool, Option("--raw", help="Continue the text as it is, no chat template", rich_help_panel=_OUTPUT)
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions(
+    JsonOption, ChatTextOptions, LengthOptions, SamplingOptions, RuntimeOptions, DrafterOption, ModelOption
+):
+    """Options of `draftsmith chat`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions(JsonOption, RuntimeOptions, DrafterOption, ModelOption):
+    """Options of `draftsmith demo`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadOptions:
+    """What a benchmark measures."""
+
+    prompts: Annotated[
+        Path,
+        Option(
+            "--prompts", "-p", metavar="FILE", help='Spec-Bench or {"prompt": ...} lines', rich_help_panel=_WORKLOAD
+        ),
+    ]
+    drafters: Annotated[
+        str,
+        Option("--drafters", "-d", metavar="A,B,...", help="Arms; none always runs", rich_help_panel=_WORKLOAD),
+    ] = "none,ngram,suffix"
+    limit: Annotated[
+        int | None, Option("--limit", metavar="N", help="First N prompts [all]", rich_help_panel=_WORKLOAD)
+    ] = None
+    per_category: Annotated[
+        int | None,
+        Option("--per-category", metavar="N", help="First N of each category [all]", rich_help_panel=_WORKLOAD),
+    ] = None
+    concurrency: Annotated[
+        int, Option("--concurrency", "-c", metavar="C", help="Prompts at once", rich_help_panel=_WORKLOAD)
+    ] = 1
+    max_new_tokens: Annotated[
+        int, Option("--max-new-tokens", "-n", metavar="N", help="Most tokens to write", rich_help_panel=_WORKLOAD)
+    ] = 128
+    ignore_eos: Annotated[
+        bool, Option("--ignore-eos", help="Write on past the model's own end", rich_help_panel=_WORKLOAD)
+    ] = False
+    raw: Annotated[bool, Option("--raw", help="No chat template", rich_help_panel=_WORKLOAD)] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleOptions:
+    """Where a benchmark's results go."""
+
+    output: Annotated[Path, Option("--output", "-o", metavar="DIR", help="Bundle to write", rich_help_panel=_OUTPUT)]
+    force: Annotated[bool, Option("--force", help="Replace a bundle that is there", rich_help_panel=_OUTPUT)] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions(JsonOption, BundleOptions, CoreSamplingOptions, RuntimeOptions, ModelOption, WorkloadOptions):
+    """Options of `draftsmith bench`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelsOptions(JsonOption):
+    """Options of `draftsmith models`."""
