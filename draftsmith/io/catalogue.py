@@ -135,7 +135,7 @@ def _checked_file(path: Path) -> Path:
 
 
 def _not_found(name: str) -> str:
-    close = difflib.get_close_matches(name.lower(), CATALOGUE, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name.lower(), CATALOGUE, n=1, cutoff=0.6)
     if close:
         return f"unknown model {name!r}; did you mean {close[0]!r}?"
     if "/" in name or "\\" in name or name.endswith((".gguf", ".safetensors")):
@@ -147,17 +147,22 @@ def _from_hub(name: str) -> Path:
     """The local copy of a hub repository, fetched if it is not there yet."""
     try:
         import huggingface_hub
+        from huggingface_hub import errors
     except ImportError as error:
         raise ModelFileError(
             f"{name}: no such path, and huggingface_hub is not installed to fetch it; run: pip install huggingface_hub"
         ) from error
     try:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(_HUB_FILES)))
+    except errors.LocalEntryNotFoundError as error:
+        reason = "the hub cannot be reached and no copy was fetched before"
+        raise ModelFileError(f"{name}: no such path, and {reason}") from error
+    except errors.RepositoryNotFoundError as error:  # a gated repository is one of these
+        reason = "the hub has no such model, or does not let you have it"
+        raise ModelFileError(f"{name}: no such path, and {reason}") from error
     except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        if len(reason) > 200:
-            reason = f"{reason[:200]}..."
-        raise ModelFileError(f"{name}: no such path, and it cannot be fetched from the hub: {reason}") from error
+        first_line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ModelFileError(f"{name}: no such path, and fetching it from the hub failed: {first_line}") from error
 
 
 def _in_folder(folder: Path) -> list[ListedModel]:

@@ -131,7 +131,7 @@ def translate_config(
         "vocab_size": embedding.shape[0],
         "hidden_size": width,
         "intermediate_size": _per_layer_integer(metadata, key("feed_forward_length")),
-        "num_hidden_layers": metadata.require_integer(key("block_count")),
+        "num_hidden_layers": _num_layers(metadata, key("block_count"), tensors),
         "num_attention_heads": num_heads,
         "num_key_value_heads": _per_layer_integer(metadata, key("attention.head_count_kv"), num_heads),
         "head_dim": head_dim,
@@ -150,6 +150,14 @@ def translate_config(
     if architecture.startswith("gemma"):
         config |= _gemma(metadata, key, config)
     return config
+
+
+def _num_layers(metadata: Metadata, key: str, tensors: Mapping[str, TensorEntry]) -> int:
+    announced = metadata.require_integer(key)
+    layers = {int(found[1]) for name in tensors if (found := _LAYER_TENSOR.fullmatch(name))}
+    if layers != set(range(min(announced, len(layers) + 1))):
+        metadata.fail(f"metadata key {key!r} announces {announced} layers, there are tensors of {len(layers)}")
+    return announced
 
 
 def _per_layer_integer(metadata: Metadata, key: str, default: int | None = None) -> int:
