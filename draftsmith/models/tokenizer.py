@@ -3,8 +3,8 @@
 Built from plain data (`io.files.ModelFiles.tokenizer`), on top of the `tokenizers` library. Called by the
 engine, the chat template, standalone draft models. Decoding is ours: every id has fixed bytes, and a text
 is the join of them, decoded once. Invariants: `decode(ids)` equals what `Detokenizer` streams for the
-same ids; `encode` never adds a begin or end token; with a byte-level vocabulary and no normaliser,
-`decode(encode(text)) == text` for every text.
+same ids; `encode` never adds a begin or end token; with a byte-level vocabulary of all 256 bytes and no
+normaliser, `decode(encode(text)) == text` (SmolLM2's lacks 21 bytes and drops what needs them).
 """
 
 from __future__ import annotations
