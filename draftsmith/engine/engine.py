@@ -282,7 +282,8 @@ class Engine:
                 self._scheduler.abort(error)
                 raise
             else:
-                assert stepped or _ready(sequences), "a live sequence is in no queue"
+                if not stepped and not _ready(sequences):
+                    raise AssertionError("a live sequence is in no queue")
 
     def _cancel(self, sequences: list[Sequence], *, wait: bool) -> None:
         live = [sequence for sequence in sequences if sequence.live]

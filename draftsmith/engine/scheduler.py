@@ -151,6 +151,7 @@ class Scheduler:
             if not self._fits(sequence):
                 return None
             self.waiting.remove(sequence)
+            self.running.append(sequence)
             self._open(sequence)
             return sequence
         return None
@@ -162,7 +163,7 @@ class Scheduler:
 
     def _open(self, sequence: Sequence) -> None:
         tokens = sequence.view.tokens
-        candidates = [(other.id, other.drafter) for other in self.running]
+        candidates = [(other.id, other.drafter) for other in self.running if other is not sequence]
         if not self._prefix_cache:
             candidates = [pair for pair in candidates if sequence.sibling and pair[0] == sequence.sibling.id]
         hit = self._pool.find(tokens, candidates)
@@ -174,7 +175,8 @@ class Scheduler:
                 sequence.reused = hit.length
         else:
             self._cache.open(sequence.id)
-        self.running.append(sequence)
+        reused = self._cache.tokens(sequence.id)
+        assert reused == tokens[: len(reused)], "a reused prefix is not the prompt's"
 
     # -- memory -----------------------------------------------------------------------------------
 
@@ -237,5 +239,6 @@ class Scheduler:
             self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:
-        self._cache.close(sequence.id)
+        if sequence.id in self._cache:  # a failed admission may not have opened it
+            self._cache.close(sequence.id)
         sequence.drafter.forget(sequence.id)

@@ -150,6 +150,9 @@ class KVCache:
         """Per layer kind, what the sequence keeps (read and written by backends)."""
         return self._slots[sequence_id].layers
 
+    def __contains__(self, sequence_id: object) -> bool:
+        return sequence_id in self._slots
+
     @property
     def sequence_ids(self) -> list[int]:
         """Open sequences, oldest first."""

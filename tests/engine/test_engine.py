@@ -160,21 +160,36 @@ def test_n_samples_share_the_prompt_and_differ():
     assert [item.statistics.reused_tokens for item in together.samples] == [0] + [len(PROMPTS[2]) - 1] * 3
 
 
+def test_a_perfect_draft_model_is_always_accepted():
+    """Conformance KV (mlxcel#994): after spells, rejections and full acceptance the draft cache is the kept prefix's.
+
+    The drafter is the target itself, so every draft must be accepted; under a ban the drafter cannot see
+    coming... nothing differs, since drafts obey the request's bans too.
+    """
+    engine = tiny_engine(drafter="draft_model:model=same", controller="fixed:num_draft=4")
+    for params in ({}, {"temperature": 1.0, "seed": 2}):
+        result = engine.generate(PROMPTS[2], max_new_tokens=41, ignore_eos=True, **params)
+        assert result.statistics.accepted_tokens == result.statistics.drafted_tokens == 32
+
+
 # -- stop rules ------------------------------------------------------------------------------------
 
 
 def test_eos_inside_an_accepted_block_ends_it():
     """Conformance STOP (transformers#47912): nothing follows an end token, drafted or not."""
-    free = plain_run(PROMPTS[0], ignore_eos=True)
-    stop = free.token_ids[7]
-    first = free.token_ids.index(stop)
-    plain = plain_run(PROMPTS[0], stop_ids=[stop])
+    free = plain_run(PROMPTS[0], ignore_eos=True, **SAMPLINGS["coupled"])
+    ids = free.token_ids
+    # The first block after the prompt step holds positions 1 to 17: end inside it.
+    first = next(place for place in range(4, 15) if ids.index(ids[place]) == place)
+    plain = plain_run(PROMPTS[0], stop_ids=[ids[first]], **SAMPLINGS["coupled"])
+    OracleDrafter.known = [PROMPTS[0] + list(ids)]
     drafted = tiny_engine(drafter=ORACLE, controller="fixed:num_draft=16").generate(
-        PROMPTS[0], max_new_tokens=40, stop_ids=[stop]
+        PROMPTS[0], max_new_tokens=40, stop_ids=[ids[first]], **SAMPLINGS["coupled"]
     )
-    assert drafted.token_ids == plain.token_ids == free.token_ids[: first + 1]
+    assert drafted.token_ids == plain.token_ids == ids[: first + 1]
     assert drafted.finish_reason == plain.finish_reason == "stop"
     assert len(drafted.origins) == len(drafted.token_ids)
+    assert drafted.statistics.steps == 1
 
 
 @pytest.mark.parametrize("drafter", ["none", ORACLE, f"{ORACLE}:wrong_every=3"])
