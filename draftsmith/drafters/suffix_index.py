@@ -13,8 +13,8 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from draftsmith.drafters.suffix_file import read_sequences, write_sequences
 from draftsmith.drafters.suffix_tree import PythonSuffixTree
@@ -24,14 +24,14 @@ FORCE_PYTHON = "DRAFTSMITH_PURE_PYTHON"
 """Environment variable: any value but "" and "0" makes `open_index` choose the Python index."""
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(NamedTuple):
     """A draft below the last token of a request.
 
     `tokens`; `parents[i]`: index of the parent of token i, -1 for the request's last token, always < i;
-    `probs[i]`: estimate D of the probability that the text continues through token i; `score`: sum of
-    `probs`, the expected number of accepted tokens; `match_len`: length of the matched suffix that gave the
-    draft (0 without one); `from_global`: whether the global tree gave it.
+    `probs[i]`: estimate D that the text goes on through token i: occurrences of the match followed by the
+    path to i, over occurrences of the match; `score`: sum of `probs`, the expected number of accepted
+    tokens; `match_len`: length of the matched suffix that gave the draft (0 without one); `from_global`:
+    whether the global tree gave it.
     """
 
     tokens: tuple[int, ...] = ()
@@ -96,9 +96,9 @@ class SuffixIndex(ABC):
     ) -> Draft:
         """The draft of highest score below the request's last token.
 
-        A match of m tokens may draft min(max_tokens, floor(m * factor + offset + 1e-6)) tokens. Equal scores: the
-        longer match, then the local tree. Path (the likeliest continuation while D >= min_prob) or `tree` (the likeliest
-        nodes). KeyError when the request is not active.
+        A match of m tokens may draft min(max_tokens, floor(m * factor + offset + 1e-6)) tokens. Of equal scores the
+        longer match wins, and the local tree wins over the global one. Without `tree` a path is drafted, the likeliest
+        token each time while D >= min_prob; with it the likeliest nodes. KeyError when the request is not active.
         """
 
     @abstractmethod
@@ -119,7 +119,7 @@ class SuffixIndex(ABC):
 
     @abstractmethod
     def add_sequences(self, lengths: Sequence[int], tokens: bytes) -> None:
-        """Add closed responses without an id, in the form `cached_sequences` gives (oldest beyond the cap are left out)."""
+        """Add finished responses without an id, in the form of `cached_sequences`; the oldest beyond the cap stay out."""
 
     def save(self, path: str | os.PathLike[str], label: str = "") -> None:
         """Write the global tree's responses to `path` (replaced atomically). `label` names the vocabulary.
@@ -129,7 +129,7 @@ class SuffixIndex(ABC):
         write_sequences(Path(path), label, *self.cached_sequences())
 
     def load(self, path: str | os.PathLike[str], label: str = "") -> None:
-        """Add the responses of a saved file, as older than none. The order of equal counts is that of the file.
+        """Add the responses of a saved file as if they had just been finished, in the order of the file.
 
         Raises ModelFileError for a missing, foreign, truncated or corrupt file, OptionError for another `label`.
         """
@@ -209,12 +209,23 @@ class PythonSuffixIndex(SuffixIndex):
         tree: bool = False,
     ) -> Draft:
         local = self._active(request_id)
+        if not (factor >= 0 and offset == offset and min_prob == min_prob):
+            raise ValueError("factor must be at least 0; offset and min_prob numbers")
         pattern = local.tokens(0)[-self.max_depth :]
         best = Draft()
-        for source, from_global in ((local, False), (self._global, True)):
-            found = _speculate(source, pattern, max_tokens, factor, offset, min_prob, tree)
-            if found.score > best.score:
-                best = found if not from_global else Draft(*_fields(found), from_global=True)
+        for source, key in ((local, 0), (self._global, self._keys.get(request_id, -1))):
+            grow = source.grow_tree if tree else source.follow_path
+            # From the longest match on: an equal score of a shorter one does not win, nor can a budget that low.
+            for length, place in reversed(list(enumerate(source.matches(pattern, key), start=1))):
+                budget = max(0, min(max_tokens, int(length * factor + offset + 1e-6)))
+                if budget <= best.score:
+                    break
+                tokens, parents, counts = grow(*place, budget, min_prob)
+                matched = place[0].count
+                score = sum(counts) / matched
+                if score > best.score:
+                    probs = tuple(count / matched for count in counts)
+                    best = Draft(tuple(tokens), tuple(parents), probs, score, length, source is self._global)
         return best
 
     def request_len(self, request_id: int) -> int:
@@ -250,36 +261,6 @@ class PythonSuffixIndex(SuffixIndex):
             self._global.append(key, flat[at : at + length])
             self._global.close(key)
             at += length
-
-
-def _fields(draft: Draft) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], float, int]:
-    return draft.tokens, draft.parents, draft.probs, draft.score, draft.match_len
-
-
-def _speculate(
-    source: PythonSuffixTree,
-    pattern: Sequence[int],
-    max_tokens: int,
-    factor: float,
-    offset: float,
-    min_prob: float,
-    tree: bool,
-) -> Draft:
-    """The best draft one tree gives below a pattern; an equal score of a longer match wins."""
-    best = Draft()
-    grow = source.grow_tree if tree else source.follow_path
-    for length in range(1, len(pattern)):
-        place = source.locate(pattern, length)
-        if place is None:
-            break
-        budget = min(max_tokens, int(length * factor + offset + 1e-6))
-        tokens, parents, probs = grow(*place, budget, min_prob)
-        score = 0.0
-        for prob in probs:
-            score += prob
-        if tokens and score >= best.score:
-            best = Draft(tuple(tokens), tuple(parents), tuple(probs), score, length)
-    return best
 
 
 def open_index(max_depth: int = 64, max_cached: int = -1) -> SuffixIndex:

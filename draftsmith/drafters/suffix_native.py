@@ -55,7 +55,7 @@ class NativeSuffixIndex(SuffixIndex):
         min_prob: float = 0.1,
         tree: bool = False,
     ) -> Draft:
-        return Draft(*self._index.speculate(request_id, max_tokens, factor, offset, min_prob, tree))
+        return Draft._make(self._index.speculate(request_id, max_tokens, factor, offset, min_prob, tree))
 
     def request_len(self, request_id: int) -> int:
         return self._index.request_len(request_id)

@@ -14,6 +14,7 @@ order of ArcticInference 0.3.0. Source: SuffixDecoding (arXiv 2411.04975), secti
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
@@ -21,7 +22,12 @@ from heapq import heappop, heappush
 from typing import TypeAlias
 
 BYTES_PER_NODE = 600
+Continuation: TypeAlias = tuple[list[int], list[int], list[int]]
+"""A draft: tokens, parents (-1: the match) and counts; a token's estimate D is its count over the match's."""
+Place: TypeAlias = "tuple[Node, int]"
+"""Where a match ends: a node and how many tokens of its label are read."""
 End: TypeAlias = "tuple[StoredSequence, int]"
+"""A suffix: its sequence and the index of its first token."""
 
 
 class StoredSequence:
@@ -66,6 +72,8 @@ class PythonSuffixTree:
 
     def append(self, key: int, tokens: Sequence[int]) -> None:
         """Append tokens to sequence `key`, which is opened if it is new."""
+        if len(tokens) and min(tokens) < 0:
+            raise ValueError(f"token ids must not be negative: {min(tokens)}")
         sequence = self._sequences.get(key)
         if sequence is None:
             sequence = self._sequences[key] = StoredSequence()
@@ -204,21 +212,37 @@ class PythonSuffixTree:
             leaf = leaf.order[0]
             distance += leaf.length
         depth = sum(node.length for node in path) + distance
-        for sequence, suffix in leaf.ends:
-            if sequence is not gone:
-                break
-        else:
+        living = next((end for end in leaf.ends if end[0] is not gone), None)
+        if living is None:
             return  # a later suffix of the same sequence comes by here again
+        sequence, suffix = living
         at = suffix + depth - distance
         for node in reversed(path):
             at -= node.length
             if node.sequence is gone:
                 node.sequence, node.start = sequence, at
 
-    def locate(self, pattern: Sequence[int], length: int) -> tuple[Node, int] | None:
-        """Where the last `length` tokens of `pattern` end in the tree: a node and how much of its label is read."""
+    def matches(self, pattern: Sequence[int], key: int) -> list[Place]:
+        """Where the last 1, 2, ... (fewer than all) tokens of `pattern` end in the tree, up to the first that is nowhere.
+
+        `key`: a growing sequence whose text ends as the pattern does; its own suffixes are the matches and
+        nothing is searched for those. -1: none.
+        """
+        places: list[Place] = []
+        if key in self._sequences:
+            active = self._sequences[key].active
+            nodes = itertools.islice(reversed(active), max(0, len(pattern) - 1))
+            places = [(node, node.length) for node in nodes]
+        for length in range(len(places) + 1, len(pattern)):
+            place = self._locate(pattern[len(pattern) - length :])
+            if place is None:
+                break
+            places.append(place)
+        return places
+
+    def _locate(self, text: Sequence[int]) -> Place | None:
         node, used = self._top, 0
-        for token in pattern[len(pattern) - length :]:
+        for token in text:
             if used == node.length:
                 child = node.children.get(token)
                 if child is None:
@@ -230,48 +254,45 @@ class PythonSuffixTree:
         return node, used
 
     @staticmethod
-    def follow_path(node: Node, used: int, budget: int, min_prob: float) -> tuple[list[int], list[int], list[float]]:
-        """Draft the most frequent continuation: tokens, parents (-1: the match point) and estimates D."""
+    def follow_path(node: Node, used: int, budget: int, min_prob: float) -> Continuation:
+        """Draft the most frequent continuation of a match (see `Continuation`)."""
         tokens: list[int] = []
-        probs: list[float] = []
-        prob = 1.0
-        while len(tokens) < budget and prob >= min_prob:
-            if used == node.length:
-                if not node.order:
-                    break
-                child = node.order[0]
-                prob *= child.count / node.count
-                node, used = child, 0
-            else:
-                tokens.append(node.sequence.tokens[node.start + used])
-                probs.append(prob)
-                used += 1
-        return tokens, list(range(-1, len(tokens) - 1)), probs
+        counts: list[int] = []
+        matched = node.count
+        while node.count / matched >= min_prob:
+            taken = min(node.length - used, budget - len(tokens))
+            at = node.start + used
+            tokens += node.sequence.tokens[at : at + taken]
+            counts += [node.count] * taken
+            if len(tokens) == budget or not node.order:
+                break
+            node, used = node.order[0], 0
+        return tokens, list(range(-1, len(tokens) - 1)), counts
 
     @staticmethod
-    def grow_tree(node: Node, used: int, budget: int, min_prob: float) -> tuple[list[int], list[int], list[float]]:
-        """Draft the `budget` likeliest nodes below the match point; equal estimates in order of arrival."""
+    def grow_tree(node: Node, used: int, budget: int, min_prob: float) -> Continuation:
+        """Draft the `budget` likeliest nodes below a match; equal estimates in order of arrival."""
         tokens: list[int] = []
         parents: list[int] = []
-        probs: list[float] = []
+        counts: list[int] = []
+        matched = node.count
         arrivals = 1
-        heap: list[tuple[float, int, Node, int, int]] = [(-1.0, 0, node, used, -1)]
+        heap = [(-matched, 0, node, used, -1)] if min_prob <= 1.0 else []
         while heap and len(tokens) < budget:
-            negative, _, node, used, parent = heappop(heap)
+            _, _, node, used, parent = heappop(heap)
             if used < node.length:
                 tokens.append(node.sequence.tokens[node.start + used])
                 parents.append(parent)
-                probs.append(-negative)
-                heappush(heap, (negative, arrivals, node, used + 1, len(tokens) - 1))
+                counts.append(node.count)
+                heappush(heap, (-node.count, arrivals, node, used + 1, len(tokens) - 1))
                 arrivals += 1
                 continue
             for child in node.order:
-                prob = -negative * child.count / node.count
-                if prob < min_prob:
+                if child.count / matched < min_prob:
                     break
-                heappush(heap, (-prob, arrivals, child, 0, parent))
+                heappush(heap, (-child.count, arrivals, child, 0, parent))
                 arrivals += 1
-        return tokens, parents, probs
+        return tokens, parents, counts
 
 
 def _replace(parent: Node, old: Node, new: Node) -> None:

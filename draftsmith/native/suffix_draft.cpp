@@ -1,4 +1,5 @@
-// Matching and drafting. A draft's score is the sum of the estimates D of its tokens (see suffix_tree.py).
+// Matching and drafting. The estimate D of a token is its count over that of the match (the product of the
+// ratios along the path); a draft's score is the sum of its estimates.
 //
 // Where the text's own sequence is in the tree, its growing suffixes are the matches, and nothing is searched.
 // A match of m tokens can score at most its budget (and on a path at most max_depth - m, where the tree ends),
@@ -17,10 +18,13 @@ std::uint32_t budget(std::uint32_t match_len, const DraftOptions& options) {
     return limit >= options.max_tokens ? options.max_tokens : static_cast<std::uint32_t>(limit);
 }
 
+// Whole numbers up to the one division, so equal estimates and equal scores compare as equal.
+double estimate(std::uint64_t count, std::uint32_t matched) { return static_cast<double>(count) / matched; }
+
 }  // namespace
 
-bool SuffixTree::speculate(const std::vector<std::int32_t>& pattern, std::uint32_t sequence, const DraftOptions& options,
-                           Draft& best) {
+bool SuffixTree::speculate(const std::vector<std::int32_t>& pattern, std::uint32_t sequence,
+                           const DraftOptions& options, Draft& best) {
     const std::uint32_t longest = static_cast<std::uint32_t>(std::min<std::size_t>(pattern.size(), max_depth_));
     if (longest < 2 || nodes_[kTop].count == 0 || budget(longest - 1, options) <= best.score) return false;
     match(pattern, sequence, longest - 1);
@@ -30,12 +34,16 @@ bool SuffixTree::speculate(const std::vector<std::int32_t>& pattern, std::uint32
            places_[num_matches - 1].used == nodes_[places_[num_matches - 1].node].length) {
         --num_matches;
     }
-    const auto bound = [&](std::uint32_t m) { return options.tree ? budget(m, options) : std::min(budget(m, options), max_depth_ - m); };
+    const auto bound = [&](std::uint32_t m) {
+        return options.tree ? budget(m, options) : std::min(budget(m, options), max_depth_ - m);
+    };
     std::uint32_t peak = num_matches;
     while (peak > 1 && bound(peak - 1) > bound(peak)) --peak;
     bool own = false;
     for (std::uint32_t m = peak; m >= 1 && bound(m) > best.score; --m) own |= consider(m, options, bound(m), own, best);
-    for (std::uint32_t m = peak + 1; m <= num_matches && bound(m) >= best.score; ++m) own |= consider(m, options, bound(m), own, best);
+    for (std::uint32_t m = peak + 1; m <= num_matches && bound(m) >= best.score; ++m) {
+        own |= consider(m, options, bound(m), own, best);
+    }
     if (own && !options.tree) draft_path(places_[best.match_len - 1], bound(best.match_len), options.min_prob, best);
     return own;
 }
@@ -93,81 +101,79 @@ bool SuffixTree::locate(const std::int32_t* tokens, std::uint32_t num_tokens, Pl
 }
 
 double SuffixTree::score_path(Place place, std::uint32_t budget, double min_prob) const {
-    double prob = 1.0, score = 0.0;
+    const std::uint32_t matched = nodes_[place.node].count;
+    std::uint64_t sum = 0;
     std::uint32_t left = budget, node = place.node;
     std::uint32_t label = nodes_[node].length - place.used;
-    while (prob >= min_prob) {
+    while (estimate(nodes_[node].count, matched) >= min_prob) {
         const std::uint32_t taken = std::min(label, left);
-        for (std::uint32_t i = 0; i < taken; ++i) score += prob;
+        sum += std::uint64_t{taken} * nodes_[node].count;
         left -= taken;
         if (left == 0) break;
-        const std::uint32_t child = first_child(node);
-        if (child == kNone) break;
-        prob *= static_cast<double>(nodes_[child].count) / static_cast<double>(nodes_[node].count);
-        node = child;
+        node = first_child(node);
+        if (node == kNone) break;
         label = nodes_[node].length;
     }
-    return score;
+    return estimate(sum, matched);
 }
 
 void SuffixTree::draft_path(Place place, std::uint32_t budget, double min_prob, Draft& draft) const {
-    draft.tokens.clear();
-    draft.parents.clear();
-    draft.probs.clear();
-    double prob = 1.0;
+    draft.clear();
+    const std::uint32_t matched = nodes_[place.node].count;
+    std::uint64_t sum = 0;
     std::uint32_t node = place.node, used = place.used;
-    while (draft.tokens.size() < budget && prob >= min_prob) {
-        if (used < nodes_[node].length) {
-            draft.parents.push_back(static_cast<std::int32_t>(draft.tokens.size()) - 1);
-            draft.tokens.push_back(pool_.token(nodes_[node].ref + used));
-            draft.probs.push_back(prob);
-            ++used;
-            continue;
+    for (;;) {
+        const Node& n = nodes_[node];
+        const double prob = estimate(n.count, matched);
+        if (prob < min_prob) break;
+        for (; used < n.length && draft.tokens.size() < budget; ++used) {
+            draft.add(pool_.token(n.ref + used), static_cast<std::int32_t>(draft.tokens.size()) - 1, prob);
+            sum += n.count;
         }
-        const std::uint32_t child = first_child(node);
-        if (child == kNone) break;
-        prob *= static_cast<double>(nodes_[child].count) / static_cast<double>(nodes_[node].count);
-        node = child;
+        if (draft.tokens.size() == budget) break;
+        node = first_child(node);
+        if (node == kNone) break;
         used = 0;
     }
+    draft.score = estimate(sum, matched);
 }
 
 // The likeliest `budget` nodes below the match; equal estimates in order of arrival.
 void SuffixTree::draft_tree(Place place, std::uint32_t budget, double min_prob, Draft& draft) {
-    draft.tokens.clear();
-    draft.parents.clear();
-    draft.probs.clear();
-    draft.score = 0.0;
+    draft.clear();
+    const std::uint32_t matched = nodes_[place.node].count;
     const auto later = [](const HeapItem& a, const HeapItem& b) {
-        return a.prob < b.prob || (a.prob == b.prob && a.arrival > b.arrival);
+        return a.count < b.count || (a.count == b.count && a.arrival > b.arrival);
     };
     std::uint32_t arrivals = 0;
-    const auto push = [&](double prob, Place where, std::int32_t parent) {
-        heap_.push_back({prob, arrivals++, where, parent});
+    const auto push = [&](std::uint32_t count, Place where, std::int32_t parent) {
+        heap_.push_back({count, arrivals++, where, parent});
         std::push_heap(heap_.begin(), heap_.end(), later);
     };
+    std::uint64_t sum = 0;
     heap_.clear();
-    push(1.0, place, -1);
+    if (min_prob <= 1.0) push(matched, place, -1);
     while (!heap_.empty() && draft.tokens.size() < budget) {
         std::pop_heap(heap_.begin(), heap_.end(), later);
         const HeapItem item = heap_.back();
         heap_.pop_back();
         const Node& n = nodes_[item.place.node];
         if (item.place.used < n.length) {
-            draft.tokens.push_back(pool_.token(n.ref + item.place.used));
-            draft.parents.push_back(item.parent);
-            draft.probs.push_back(item.prob);
-            draft.score += item.prob;
-            push(item.prob, {item.place.node, item.place.used + 1}, static_cast<std::int32_t>(draft.tokens.size()) - 1);
+            draft.add(pool_.token(n.ref + item.place.used), item.parent, estimate(n.count, matched));
+            sum += n.count;
+            const auto drafted = static_cast<std::int32_t>(draft.tokens.size()) - 1;
+            push(n.count, {item.place.node, item.place.used + 1}, drafted);
             continue;
         }
+        // More than `budget` children cannot all be drafted, and the first ones are the likeliest.
         std::uint32_t num_pushed = 0;
-        for (std::uint32_t c = first_child(item.place.node); c != kNone && num_pushed < budget; c = nodes_[c].next, ++num_pushed) {
-            const double prob = item.prob * static_cast<double>(nodes_[c].count) / static_cast<double>(n.count);
-            if (prob < min_prob) break;
-            push(prob, {c, 0}, item.parent);
+        for (std::uint32_t c = first_child(item.place.node); c != kNone && num_pushed < budget; c = nodes_[c].next) {
+            if (estimate(nodes_[c].count, matched) < min_prob) break;
+            push(nodes_[c].count, {c, 0}, item.parent);
+            ++num_pushed;
         }
     }
+    draft.score = estimate(sum, matched);
 }
 
 }  // namespace draftsmith

@@ -37,6 +37,17 @@ struct Draft {
     std::vector<double> probs;
     double score = 0.0;
     std::uint32_t match_len = 0;
+
+    void clear() {
+        tokens.clear();
+        parents.clear();
+        probs.clear();
+    }
+    void add(std::int32_t token, std::int32_t parent, double prob) {
+        tokens.push_back(token);
+        parents.push_back(parent);
+        probs.push_back(prob);
+    }
 };
 
 class SuffixTree {
@@ -51,7 +62,8 @@ public:
     // Improve `best` with what follows the last tokens of `pattern` (at most max_depth tokens are looked at).
     // `sequence`: an open sequence of this tree whose text ends with the last tokens of the pattern, or kNone.
     // A better score wins; within this tree an equal score of a longer match wins too. True when it changed.
-    bool speculate(const std::vector<std::int32_t>& pattern, std::uint32_t sequence, const DraftOptions& options, Draft& best);
+    bool speculate(const std::vector<std::int32_t>& pattern, std::uint32_t sequence, const DraftOptions& options,
+                   Draft& best);
 
     std::uint32_t length(std::uint32_t sequence) const { return sequences_[sequence].length; }
     // The last tokens of a sequence, at most max_depth.
@@ -131,7 +143,7 @@ private:
 
     // Drafting (suffix_draft.cpp)
     struct HeapItem {
-        double prob;
+        std::uint32_t count;
         std::uint32_t arrival;
         Place place;
         std::int32_t parent;
