@@ -40,8 +40,9 @@ bench: $(PACKAGE)
 	$(BIN)/python benchmarks/bench_suffix_index.py
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "Draftsmith needs Python >= 3.11 and '$(PYTHON)' is $$($(PYTHON) --version 2>&1):" \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  found=$$($(PYTHON) --version 2>/dev/null) || found="not there"; \
+	  echo "Draftsmith needs Python >= 3.11, and '$(PYTHON)' is $$found:" \
 	       "install a newer one and name it, e.g. make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { \
 	  echo "cannot create $(VENV): on Debian and Ubuntu install python3-venv" >&2; rm -rf $(VENV); exit 1; }

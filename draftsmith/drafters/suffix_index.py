@@ -119,7 +119,7 @@ class SuffixIndex(ABC):
 
     @abstractmethod
     def add_sequences(self, lengths: Sequence[int], tokens: bytes) -> None:
-        """Add finished responses without an id, in the form of `cached_sequences`; the oldest beyond the cap stay out."""
+        """Add finished responses without an id, in the form of `cached_sequences`; those beyond the cap stay out."""
 
     def save(self, path: str | os.PathLike[str], label: str = "") -> None:
         """Write the global tree's responses to `path` (replaced atomically). `label` names the vocabulary.

@@ -223,7 +223,7 @@ class PythonSuffixTree:
                 node.sequence, node.start = sequence, at
 
     def matches(self, pattern: Sequence[int], key: int) -> list[Place]:
-        """Where the last 1, 2, ... (fewer than all) tokens of `pattern` end in the tree, up to the first that is nowhere.
+        """Where the last 1, 2, ... (fewer than all) tokens of `pattern` end, up to the first that is nowhere.
 
         `key`: a growing sequence whose text ends as the pattern does; its own suffixes are the matches and
         nothing is searched for those. -1: none.
