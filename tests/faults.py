@@ -199,7 +199,8 @@ def _other_temperature(patch: pytest.MonkeyPatch) -> None:
 
     def init(self: SiblingLaw, proposal: Proposal, parent: int, vocab_size: int) -> None:
         real(self, proposal, parent, vocab_size)
-        self._probs = self._probs**2 / (self._probs**2).sum()
+        self._probs = self._probs**2
+        self._total = float(self._probs.sum())
 
     patch.setattr(SiblingLaw, "__init__", init)
 

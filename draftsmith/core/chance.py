@@ -117,7 +117,9 @@ def outcomes(run: Callable[[ScriptedChance], Result]) -> Iterator[tuple[float, R
 
 def gumbel_argmax(weights_V: Vector, noise_V: Vector) -> int:
     """argmax of log weight + noise over the positive weights, the lowest id among equals."""
-    support = np.flatnonzero(weights_V)
-    scores = np.log(weights_V[support])
-    scores += noise_V[support]
-    return int(support[scores.argmax()])
+    has_mass_V = weights_V > 0
+    if np.count_nonzero(has_mass_V) * 2 > len(weights_V):
+        with np.errstate(divide="ignore"):
+            return int((np.log(weights_V) + noise_V).argmax())
+    support = np.flatnonzero(has_mass_V)
+    return int(support[(np.log(weights_V[support]) + noise_V[support]).argmax()])

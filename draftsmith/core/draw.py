@@ -10,6 +10,7 @@ Shape letters: V vocabulary, C candidates of a sparse law.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,10 @@ from draftsmith.core.random import RequestRandom
 from draftsmith.core.types import Law, Proposal, ProposalKind
 from draftsmith.errors import UnsoundError
 
+Weights: TypeAlias = npt.NDArray[np.floating[Any]]
+"""Entries of a law as recorded, [V] or [C], float32 or float64."""
+
+# Room for laws kept in half precision; anything further off is not a law.
 _SUM_TOLERANCE = 1e-2
 _SPARSE_BELOW = 0.25
 
@@ -31,8 +36,9 @@ def record_law(probs_V: torch.Tensor) -> Law:
     not from `probs_V`: rounding is harmless only when it comes before the draw.
     """
     probs_V = probs_V.detach().to(torch.float32)
-    ids = probs_V.nonzero().flatten()
-    if len(ids) < _SPARSE_BELOW * len(probs_V):
+    has_mass_V = probs_V > 0
+    if int(torch.count_nonzero(has_mass_V)) < _SPARSE_BELOW * len(probs_V):
+        ids = has_mass_V.nonzero().flatten()
         return Law(probs_V[ids], ids)
     return Law(probs_V)
 
@@ -60,8 +66,7 @@ def draw_iid(
     law: Law, random: RequestRandom, root_position: int, nodes: Sequence[int], vocab_size: int
 ) -> tuple[int, ...]:
     """One independent draw from `law` for each of the sibling `nodes`, in their order (kind IID)."""
-    ids, probs = _weights(law, vocab_size, nodes[0])
-    log_law = _log_dense(ids, probs, vocab_size)
+    log_law = _log_dense(*_weights(law, vocab_size, nodes[0])[:2], vocab_size)
     return tuple(int((log_law + random.draft_gumbel(root_position, node, vocab_size)).argmax()) for node in nodes)
 
 
@@ -75,7 +80,7 @@ def draw_without_replacement(
     assumes; ask for at most `support_size(law)` tokens to avoid that.
     """
     assert num_tokens <= vocab_size, f"{num_tokens} distinct tokens from a vocabulary of {vocab_size}"
-    ids, probs = _weights(law, vocab_size, parent)
+    ids, probs, _ = _weights(law, vocab_size, parent)
     noise_V = random.draft_gumbel(root_position, parent, vocab_size)
     drawn = _largest(_log_dense(ids, probs, vocab_size) + noise_V, min(num_tokens, int(np.count_nonzero(probs))))
     if len(drawn) < num_tokens:
@@ -93,10 +98,11 @@ class SiblingLaw:
     one over the target's vocabulary, or a child cannot have come from it.
     """
 
-    __slots__ = ("_ids", "_is_iid", "_parent", "_probs", "_tokens", "_tried", "_vocab_size")
+    __slots__ = ("_ids", "_is_iid", "_parent", "_probs", "_tokens", "_total", "_tried", "_vocab_size")
 
     def __init__(self, proposal: Proposal, parent: int, vocab_size: int) -> None:
-        self._ids, self._probs = _weights(proposal.laws[parent], vocab_size, parent)
+        # As recorded, divided by the total where it is read: an accepted child needs one entry only.
+        self._ids, self._probs, self._total = _weights(proposal.laws[parent], vocab_size, parent)
         self._is_iid = proposal.kind is ProposalKind.IID
         self._tokens = proposal.tree.tokens
         self._parent = parent
@@ -107,7 +113,7 @@ class SiblingLaw:
         """Probability with which the child's token was drawn at its turn; above 0."""
         token = self._tokens[child]
         index = self._index(token)
-        prob = 0.0 if index is None else float(self._probs[index])
+        prob = 0.0 if index is None else float(self._probs[index]) / self._total
         if prob <= 0:
             raise UnsoundError(
                 f"node {child} carries token {token}, which has probability 0 in what was left of the law of its "
@@ -118,11 +124,12 @@ class SiblingLaw:
 
     def excess(self, weighted_V: Vector) -> Vector:
         """max(weighted - law, 0), elementwise, as a new array [V]."""
+        probs = np.divide(self._probs, self._total, dtype=np.float64)
         if self._ids is None:
-            left_V = weighted_V - self._probs
+            left_V: Vector = np.subtract(weighted_V, probs, out=probs)
             return np.maximum(left_V, 0.0, out=left_V)
         left_V = weighted_V.copy()
-        left_V[self._ids] = np.maximum(left_V[self._ids] - self._probs, 0.0)
+        left_V[self._ids] = np.maximum(left_V[self._ids] - probs, 0.0)
         return left_V
 
     def reject(self, child: int) -> None:
@@ -133,14 +140,14 @@ class SiblingLaw:
         self._tried.append(token)
         index = self._index(token)
         assert index is not None, "prob() was asked first and has checked it"
+        self._probs = self._probs.astype(np.float64)
         self._probs[index] = 0.0
-        mass = self._probs.sum()
-        if mass > 0:
-            self._probs /= mass
-        else:
+        self._total = float(self._probs.sum())
+        if self._total == 0:
             self._ids = None
-            self._probs = np.full(self._vocab_size, 1.0 / max(1, self._vocab_size - len(self._tried)))
+            self._probs = np.ones(self._vocab_size)
             self._probs[self._tried] = 0.0
+            self._total = float(max(1, self._vocab_size - len(self._tried)))
 
     def _index(self, token: int) -> int | None:
         if self._ids is None:
@@ -149,9 +156,15 @@ class SiblingLaw:
         return int(hits[0]) if len(hits) else None
 
 
-def _weights(law: Law, vocab_size: int, node: int) -> tuple[npt.NDArray[np.int64] | None, Vector]:
-    """The law in float64, normalised (a copy), and its ids if sparse. Raises `UnsoundError`."""
-    probs: Vector = law.probs.detach().to("cpu", torch.float64).numpy()
+def _weights(law: Law, vocab_size: int, node: int) -> tuple[npt.NDArray[np.int64] | None, Weights, float]:
+    """The ids of a sparse law, the law's entries as recorded, and their total. Raises `UnsoundError`.
+
+    The tokens were drawn in proportion to the entries, so the exact law is entries / total.
+    """
+    probs_C = law.probs.detach()
+    if probs_C.dtype not in (torch.float32, torch.float64):
+        probs_C = probs_C.to(torch.float64)
+    probs: Weights = probs_C.cpu().numpy()
     ids: npt.NDArray[np.int64] | None = None
     if law.ids is None:
         fits = probs.shape == (vocab_size,)
@@ -164,18 +177,19 @@ def _weights(law: Law, vocab_size: int, node: int) -> tuple[npt.NDArray[np.int64
             f"the law of node {node} (shape {tuple(probs.shape)}) is not one over the target's vocabulary of "
             f"{vocab_size}; record laws in target ids"
         )
-    total = float(probs.sum())
+    total = float(probs.sum(dtype=np.float64))
     if not (abs(total - 1.0) <= _SUM_TOLERANCE and probs.min() >= 0):
         raise UnsoundError(
             f"the law of node {node} sums to {total:.6g} (smallest entry {float(probs.min()):.6g}); "
             "record the normalised law that drew the tokens"
         )
-    return ids, probs / total
+    return ids, probs, total
 
 
-def _log_dense(ids: npt.NDArray[np.int64] | None, probs: Vector, vocab_size: int) -> Vector:
+def _log_dense(ids: npt.NDArray[np.int64] | None, probs: Weights, vocab_size: int) -> Vector:
+    """Logarithm of the entries, float64 [V], minus infinity where there is no mass."""
     with np.errstate(divide="ignore"):
-        log_probs: Vector = np.log(probs)
+        log_probs: Vector = np.log(probs, dtype=np.float64)
     if ids is None:
         return log_probs
     log_law_V = np.full(vocab_size, -np.inf)
@@ -184,8 +198,8 @@ def _log_dense(ids: npt.NDArray[np.int64] | None, probs: Vector, vocab_size: int
 
 
 def _largest(scores_V: Vector, count: int) -> tuple[int, ...]:
-    """Ids of the `count` largest scores, largest first, the lowest id among equals."""
+    """Ids of the `count` >= 1 largest scores, largest first, equals by id."""
     if count == 1:
         return (int(scores_V.argmax()),)
-    near = np.argpartition(scores_V, len(scores_V) - count)[len(scores_V) - count :] if count else np.empty(0, int)
+    near = np.argpartition(scores_V, len(scores_V) - count)[len(scores_V) - count :]
     return tuple(int(token) for token in sorted(near, key=lambda token: (-scores_V[token], token)))

@@ -177,6 +177,7 @@ def cut(proposal: Proposal, max_drafted: int) -> Proposal:
     [0, 1], ties to the earlier node), otherwise the first ones. Raises `UnsoundError` when that would delete a
     sampled token: deleting what was drawn changes the law of what is left.
     """
+    assert max_drafted >= 0, f"a budget of {max_drafted} nodes"
     tree = proposal.tree
     if tree.num_drafted <= max_drafted:
         return proposal

@@ -25,8 +25,7 @@ def walk(tree: Tree, token_at: Callable[[int, Sequence[int]], int]) -> Verdict:
     """Follow the target's own tokens down the tree as far as it carries them, then emit one more.
 
     `token_at(node, path_tokens)`: the target's token after `node`. Whatever the candidates are and however
-    they were chosen, every emitted token is the target's own, so the law is the target's (match rule,
-    methods 11.1 and 11.2).
+    they were chosen, every emitted token is the target's own, so the law is the target's.
     """
     tokens, parents = tree.tokens, tree.parents
     node = 0
@@ -45,10 +44,11 @@ def walk(tree: Tree, token_at: Callable[[int, Sequence[int]], int]) -> Verdict:
 
 
 def recursive(proposal: Proposal, logits_TV: torch.Tensor, sampler: Sampler, chance: Chance) -> Verdict:
-    """Recursive rejection over siblings in draw order, from the root down (methods 1.1, 10.3 and 11.3).
+    """Recursive rejection over siblings in draw order, from the root down.
 
-    On a chain this is chain rejection (Leviathan et al., Chen et al.), on independent siblings SpecInfer's
-    multi-step sampling, on siblings without replacement RSD and Sequoia. Raises `UnsoundError` for a law
+    On a chain this is chain rejection (Leviathan et al. 2211.17192, Chen et al. 2302.01318), on independent
+    siblings the multi-step sampling of SpecInfer (2305.09781), on siblings without replacement that of RSD
+    (2402.14160) and Sequoia (2402.12374). Raises `UnsoundError` for a law
     that cannot have drawn the children.
     """
     tokens = proposal.tree.tokens
@@ -77,7 +77,7 @@ def recursive(proposal: Proposal, logits_TV: torch.Tensor, sampler: Sampler, cha
 
 
 def traversal(proposal: Proposal, logits_TV: torch.Tensor, sampler: Sampler, chance: Chance) -> Verdict:
-    """Traversal verification, from the leaves up (methods 11.7); on a chain it is block verification (11.6).
+    """Traversal verification, from the leaves up (2505.12398); on a chain, block verification (2403.10444).
 
     A child is visited, subtree first, before its parent is judged; each visit carries the probability with
     which its node is still to be accepted. Scanning a chain this way finds the last success, as block

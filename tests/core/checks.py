@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +51,7 @@ def check_exact(
     target_zeros: int = 0,
     draft_zeros: int = 0,
     sparse: bool = False,
-    **params: float,
+    **params: Any,
 ) -> None:
     """By enumeration: the emitted law, extended to four tokens, is the target's."""
     target = Toy.random(vocab_size, 2 * seed, zeros=target_zeros)

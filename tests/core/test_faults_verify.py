@@ -56,7 +56,7 @@ CAUGHT_BY = {
     "nothing once the draft mass is used up": (exact_exhausted,),
     "redraft reuses noise already looked at": (check_redraft,),
     "one coin for all siblings": (keyed_recursive,),
-    "residual drawn with the draft's noise": (keyed_chain,),
+    "residual drawn with the draft's noise": (keyed_recursive,),
     "samples of one request share noise": (check_samples,),
     "siblings sorted by probability": (keyed_recursive, keyed_traversal, check_draws),
     "unlikely drawn tokens are cut": (check_cut,),

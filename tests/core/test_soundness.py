@@ -233,7 +233,7 @@ def test_illegal_tokens_are_masked_before_the_draw(rule):
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
 def test_transforms_see_the_nodes_own_path(rule):
-    """A penalty state of the committed text only is a bias (conformance 26)."""
+    """A penalty state of the committed text only is a bias."""
 
     class Stale:
         """The request's sampler, handing every row the root's path."""

@@ -230,21 +230,17 @@ class TestDraws:
 
 
 def test_greedy_hot_path_cost():
-    """17 rows over 49152 tokens: at most 40 us beside the argmax itself (best of several, so load matters little)."""
-    vocab_size, tokens = 49152, tuple(range(1, 17))
-    rows = rows_for((*tokens, 99), vocab_size)
-    proposal, sampler, random = Proposal(trees.chain(0, tokens)), greedy_sampler(vocab_size), RequestRandom(0)
-    array = rows.numpy()
+    """A chain of 16, fully accepted: at most 40 us on an idle machine; twice that here, the best of 200 counts.
 
-    def best_of(action, repeats=60):
-        times = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            action()
-            times.append(time.perf_counter() - start)
-        return min(times)
-
-    verdict = verify(proposal, rows, sampler, random, 0)
-    assert verdict.num_accepted == 16
-    beside = best_of(lambda: verify(proposal, rows, sampler, random, 0)) - best_of(lambda: array.argmax(axis=1))
-    assert beside < 80e-6, f"{beside * 1e6:.0f} us beside the argmax (40 us on an idle machine)"
+    A tiny vocabulary leaves nothing but the overhead: the argmax alone grows with it.
+    """
+    tokens = tuple(range(1, 17))
+    rows = rows_for((*tokens, 20), 32)
+    proposal, sampler, random = Proposal(trees.chain(0, tokens)), greedy_sampler(32), RequestRandom(0)
+    assert verify(proposal, rows, sampler, random, 0).num_accepted == 16
+    times = []
+    for _ in range(200):
+        start = time.perf_counter()
+        verify(proposal, rows, sampler, random, 0)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 80e-6, f"{min(times) * 1e6:.0f} us"

@@ -4,6 +4,8 @@ The rules under test are the very functions `verify` runs; only chance is enumer
 and context-dependent, transforms included, and the published expectations are reproduced to the digit.
 """
 
+import math
+
 import numpy as np
 import pytest
 
@@ -74,12 +76,16 @@ def test_laws_with_other_supports(rule):
 
 @pytest.mark.parametrize("rule", (Rule.CHAIN, Rule.BLOCK, Rule.RECURSIVE, Rule.TRAVERSAL, Rule.MATCH))
 def test_context_dependent_transforms(rule):
-    """Penalties, truncation and min_tokens: every node sees the drafted tokens above it."""
+    """Penalties, truncation, bias, bans and min_tokens: every node has its own context and output position."""
     shapes = ("chain3",) if rule in (Rule.CHAIN, Rule.BLOCK) else ("chain3", "two_two")
     for shape in shapes:
         check_exact(rule, WITHOUT, shape, seed=9, presence_penalty=1.0, frequency_penalty=0.5)
         check_exact(rule, IID, shape, seed=10, repetition_penalty=1.5, top_k=2)
         check_exact(rule, IID, shape, seed=11, top_p=0.7, min_p=0.1)
+        check_exact(rule, IID, shape, seed=12, top_k=2, top_p=0.5)
+        check_exact(rule, WITHOUT, shape, seed=13, logit_bias={1: -math.inf, 2: 0.5})
+        check_exact(rule, IID, shape, seed=14, banned_ids=frozenset({0}))
+        check_exact(rule, WITHOUT, shape, seed=15, min_tokens=2, end_ids=(1,))
 
 
 @pytest.mark.parametrize("rule", (Rule.CHAIN, Rule.BLOCK, Rule.RECURSIVE, Rule.TRAVERSAL))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,9 +83,10 @@ class Toy:
         return self._recorded[path]
 
 
-def sampler_of(vocab_size: int, rule: Rule, **params: float) -> Sampler:
+def sampler_of(vocab_size: int, rule: Rule, end_ids: Sequence[int] = (), **params: Any) -> Sampler:
     """The real sampler at temperature 1, bound to a prompt of the root alone."""
-    return Sampler(SamplingParams(temperature=1.0, rule=rule, **params), (ROOT_TOKEN,), frozenset(), vocab_size)
+    settings = SamplingParams(temperature=1.0, rule=rule, **params)
+    return Sampler(settings, (ROOT_TOKEN,), frozenset(end_ids), vocab_size)
 
 
 class _Rows:
