@@ -29,8 +29,14 @@ class SafetensorsFiles(ModelFiles):
         """Read the config and the list of tensors. Raises `ModelFileError`."""
         self.name = name or str(path)
         self.path = path
-        self.config: Mapping[str, Any] = MappingProxyType(read_json_object(path / "config.json"))
+        config = read_json_object(path / "config.json")
         self._files = self._find_tensors()
+        if config.get("tie_word_embeddings") is None and not any(
+            name.endswith("lm_head.weight") for name in self._files
+        ):
+            # A config may leave the key to its class's default; without a head of its own the model is tied.
+            config["tie_word_embeddings"] = True
+        self.config: Mapping[str, Any] = MappingProxyType(config)
 
     @cached_property
     def eos_ids(self) -> frozenset[int]:

@@ -32,8 +32,18 @@ class TestReading:
             assert files.shape(name) == tuple(value.shape)
             assert torch.equal(files.load(name, value.dtype), value)
             assert torch.equal(files.load(name), value.float())
-        assert dict(files.config) == CONFIG
+        assert dict(files.config) == CONFIG | {"tie_word_embeddings": True}
         assert "lm_head.weight" not in files
+
+    @pytest.mark.parametrize(
+        ("stated", "has_head", "expected"),
+        [(None, False, True), (None, True, None), (False, False, False), (True, True, True)],
+    )
+    def test_a_model_without_a_head_is_tied_unless_it_says_otherwise(self, tmp_path, stated, has_head, expected):
+        config = CONFIG if stated is None else CONFIG | {"tie_word_embeddings": stated}
+        tensors = samples.tiny_tensors() | ({"lm_head.weight": torch.ones(8, 4)} if has_head else {})
+        files = open_model(str(samples.write_directory(tmp_path / "m", config, tensors)))
+        assert files.config.get("tie_word_embeddings") is expected
 
     def test_several_files_without_an_index(self, directory):
         from safetensors.torch import save_file
