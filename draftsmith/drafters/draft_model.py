@@ -1,0 +1,314 @@
+"""Standalone draft model: a smaller decoder with its own cache drafts token by token.
+
+Called by the engine like every drafter; batches all sequences of a step into one forward per depth. The
+draft's cache may hold drafted tokens that were never emitted: before the next proposal it is cut to the
+longest common prefix with what was emitted, and fed what it lacks, so rejections, spells without
+drafting, preemption and reuse are all one case. Invariant: the law in a proposal is the law that drew.
+
+Shape letters: V target vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Self, final
+
+import torch
+
+from draftsmith.core.draw import draw_coupled, draw_iid, draw_without_replacement, record_law, support_size
+from draftsmith.core.tree import path_tokens
+from draftsmith.core.types import Law, Proposal, ProposalKind, Rule, Tree
+from draftsmith.core.view import SequenceView
+from draftsmith.drafters.base import Drafter, TargetInfo
+from draftsmith.drafters.vocabulary import VocabularyMap, map_vocabularies
+from draftsmith.errors import OptionError
+from draftsmith.models.backend import Backend, RowGroup
+
+_CATCH_UP_ROWS = 512
+_POINT_MASS_RULES = (Rule.COUPLING, Rule.MATCH)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Options of the standalone draft model.
+
+    `model`: a model name as for the target. `max_draft`: most nodes of a proposal. `tree`: children per
+    level, as in "3x2x1"; None drafts a chain.
+    """
+
+    model: str = ""
+    max_draft: int = 8
+    tree: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise OptionError("draft_model needs a model: write draft_model:model=NAME")
+        if self.max_draft < 1:
+            raise OptionError(f"draft_model: max_draft is {self.max_draft}; it must be at least 1")
+        if self.tree is not None and not all(part.isdigit() and int(part) > 0 for part in self.tree.split("x")):
+            raise OptionError(f"draft_model: tree is {self.tree!r}; write children per level, like 3x2x1")
+
+    @property
+    def levels(self) -> tuple[int, ...] | None:
+        """Children per level, or None for a chain."""
+        return tuple(int(part) for part in self.tree.split("x")) if self.tree else None
+
+
+@dataclass(slots=True)
+class _Known:
+    """What the draft model knows of a sequence: its emitted tokens in draft ids.
+
+    `lengths[i]`: draft tokens after the first i target tokens (None: one for one).
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    num_target: int = 0
+    lengths: list[int] | None = None
+
+    def length_at(self, num_target: int) -> int:
+        num_target = min(num_target, self.num_target)
+        return num_target if self.lengths is None else self.lengths[num_target]
+
+    def cut(self, num_target: int) -> None:
+        if num_target < self.num_target:
+            del self.tokens[self.length_at(num_target) :]
+            if self.lengths is not None:
+                del self.lengths[num_target + 1 :]
+            self.num_target = num_target
+
+
+@dataclass(slots=True)
+class _Draft:
+    """One proposal under construction. `level`: nodes whose children are drawn next."""
+
+    view: SequenceView
+    budget: int
+    tokens: list[int]
+    parents: list[int]
+    level: list[int]
+    depth: int = 0
+    laws: dict[int, Law] = field(default_factory=dict)
+    confidence: list[float] = field(default_factory=lambda: [1.0])
+
+    @property
+    def num_drafted(self) -> int:
+        return len(self.tokens) - 1
+
+
+@final
+class ModelDrafter(Drafter):
+    """Drafts chains or static trees with another decoder."""
+
+    Options = ModelOptions
+
+    def __init__(self, options: ModelOptions, backend: Backend, vocabulary: VocabularyMap, vocab_size: int) -> None:
+        self._options = options
+        self._backend = backend
+        self._cache = backend.cache
+        self._vocabulary = vocabulary
+        self._vocab_size = vocab_size
+        self._known: dict[int, _Known] = {}
+        # Slots grow by doubling, so a token may hold twice its rows.
+        self.bytes_per_token = 2 * self._cache.bytes_per_token
+
+    @classmethod
+    def create(cls, options: ModelOptions, target: TargetInfo) -> Self:
+        """Load the draft model. Raises what loading raises, and `VocabularyError` when nothing is shared."""
+        model = target.load_model(options.model)
+        vocabulary = map_vocabularies(
+            target.tokenizer, target.vocab_size, model.tokenizer, model.backend.spec.vocab_size, options.model
+        )
+        return cls(options, model.backend, vocabulary, target.vocab_size)
+
+    def propose(
+        self,
+        views: Sequence[SequenceView],
+        budgets: Sequence[int],
+        keep_drafting: Callable[[float], bool],
+    ) -> list[Proposal]:
+        """Chains, or trees of the chosen shape; shorter near the draft model's own context limit."""
+        drafts = [
+            _Draft(view, min(budget, self._options.max_draft), [view.root], [-1], [0])
+            for view, budget in zip(views, budgets, strict=True)
+        ]
+        for draft in drafts:
+            known = self._learn(draft.view)
+            # Conformance LEN (vllm#48894): near its limit the draft model stops, generation goes on.
+            draft.budget = min(draft.budget, max(0, self._backend.spec.max_context - len(known.tokens)))
+        active = [draft for draft in drafts if draft.budget > 0 and self._known[draft.view.sequence_id].tokens]
+        if active:
+            rows = self._catch_up(active)
+            while active:
+                for draft, logits in zip(active, rows, strict=True):
+                    self._extend(draft, logits, keep_drafting)
+                active = [draft for draft in active if draft.level]
+                if active:
+                    rows = self._score_level(active)
+        return [self._proposal(draft) for draft in drafts]
+
+    def fork(self, source: int, copy: int, length: int) -> None:
+        """The copy starts from the verified rows the source's draft cache holds."""
+        self.forget(copy)
+        known = self._known.get(source)
+        if known is None or source not in self._cache:
+            return
+        verified = known.tokens[: known.length_at(length)]
+        held = _common_len(self._cache.tokens(source), verified)
+        held = self._cache.reusable_len(source, held)
+        if held > 0:
+            self._cache.fork(source, copy, held)
+
+    def truncate(self, sequence_id: int, length: int) -> None:
+        """Forget emitted tokens after the first `length`; at 0 the cache is given back."""
+        known = self._known.get(sequence_id)
+        if known is not None:
+            known.cut(length)
+        if length == 0 and sequence_id in self._cache:
+            self._cache.close(sequence_id)
+
+    def forget(self, sequence_id: int) -> None:
+        """Drop the sequence and its rows."""
+        self._known.pop(sequence_id, None)
+        if sequence_id in self._cache:
+            self._cache.close(sequence_id)
+
+    # -- keeping up -------------------------------------------------------------------------------
+
+    def _learn(self, view: SequenceView) -> _Known:
+        """Translate what was emitted since the last call."""
+        known = self._known.get(view.sequence_id)
+        if known is None:
+            known = self._known[view.sequence_id] = _Known(lengths=None if self._vocabulary.is_identity else [0])
+        for spelled in self._vocabulary.tokens_to_draft(view.tokens[known.num_target :]):
+            known.tokens.extend(spelled)
+            if known.lengths is not None:
+                known.lengths.append(len(known.tokens))
+        known.num_target = len(view.tokens)
+        return known
+
+    def _catch_up(self, drafts: Sequence[_Draft]) -> list[torch.Tensor]:
+        """Feed every sequence what its cache lacks; logits [1, U] after each sequence's last known token."""
+        found: dict[int, torch.Tensor] = {}
+        left = {draft.view.sequence_id: self._roll_back(draft.view.sequence_id) for draft in drafts}
+        while left:
+            rows_left = _CATCH_UP_ROWS
+            groups = []
+            for sequence_id, pending in left.items():
+                size = min(len(pending), rows_left)
+                if size == 0:
+                    break
+                rows_left -= size
+                first_logit = size - 1 if size == len(pending) else size
+                groups.append(RowGroup(sequence_id, pending[:size], range(-1, size - 1), first_logit))
+            for group, logits in zip(groups, self._append(groups), strict=True):
+                self._cache.keep(group.sequence_id, range(len(group.tokens)))
+                left[group.sequence_id] = left[group.sequence_id][len(group.tokens) :]
+                if not left[group.sequence_id]:
+                    del left[group.sequence_id]
+                    found[group.sequence_id] = logits
+        return [found[draft.view.sequence_id] for draft in drafts]
+
+    def _roll_back(self, sequence_id: int) -> list[int]:
+        """Cut the cache to what was really emitted; returns the tokens it lacks, at least one."""
+        tokens = self._known[sequence_id].tokens
+        if sequence_id not in self._cache:
+            self._cache.open(sequence_id)
+        held = _common_len(self._cache.tokens(sequence_id), tokens[:-1])
+        # A windowed layer may have dropped rows that a shorter text would still see.
+        held = self._cache.reusable_len(sequence_id, held)
+        if held < self._cache.committed(sequence_id):
+            self._cache.truncate(sequence_id, held)
+        return tokens[held:]
+
+    # -- drawing ----------------------------------------------------------------------------------
+
+    def _extend(self, draft: _Draft, logits: torch.Tensor, keep_drafting: Callable[[float], bool]) -> None:
+        """Draw the children of the current level; row i of `logits` [level, U] belongs to its node i."""
+        levels = self._options.levels
+        width = 1 if levels is None else levels[draft.depth]
+        parents, draft.level = draft.level, []
+        for node, logits_U in zip(parents, logits, strict=True):
+            count = min(width, draft.budget - draft.num_drafted)
+            if count == 0:
+                break
+            logits_V = self._vocabulary.logits_to_target(logits_U)
+            # Judged before the draw, so that stopping here never looks at a token that could be dropped.
+            confidence = float(torch.exp(logits_V.max() - torch.logsumexp(logits_V, dim=-1)))
+            if not keep_drafting(confidence):
+                continue
+            for token in self._draw(draft, logits_V, node, count):
+                draft.level.append(len(draft.tokens))
+                draft.tokens.append(token)
+                draft.parents.append(node)
+                draft.confidence.append(confidence)
+        draft.depth += 1
+        if draft.num_drafted >= draft.budget or (levels is not None and draft.depth == len(levels)):
+            draft.level = []
+
+    def _draw(self, draft: _Draft, logits_V: torch.Tensor, node: int, count: int) -> Sequence[int]:
+        view = draft.view
+        sampler, rule = view.sampler, view.sampler.params.rule
+        path = path_tokens(Tree(tuple(draft.tokens), tuple(draft.parents)), node)
+        if sampler.greedy or rule is Rule.MATCH:
+            best = sampler.argmax(logits_V, path)
+            return (best,) if count == 1 else _with_runners_up(best, logits_V, count)
+        if rule is Rule.COUPLING:
+            scores_V = sampler.scores(logits_V, path)
+            count = min(count, int(torch.count_nonzero(scores_V > -torch.inf)))
+            return draw_coupled(scores_V, view.random, view.position + len(path), count)
+        law = draft.laws[node] = record_law(sampler.law(logits_V, path))
+        if self._options.levels is None:
+            return draw_iid(law, view.random, view.position, [len(draft.tokens)], self._vocab_size)
+        count = min(count, support_size(law))
+        return draw_without_replacement(law, view.random, view.position, node, count, self._vocab_size)
+
+    def _score_level(self, drafts: Sequence[_Draft]) -> list[torch.Tensor]:
+        """Logits [level, U] of each draft's newest level."""
+        groups, kept = [], []
+        for draft in drafts:
+            ids = [spelled[0] for spelled in self._vocabulary.tokens_to_draft(draft.tokens[1:])]
+            if self._options.levels is None:
+                # A chain stays in the cache: likely it will be emitted.
+                groups.append(RowGroup(draft.view.sequence_id, ids[-1:], (-1,), 0))
+                kept.append(range(1))
+            else:
+                # Rows of a tree cannot stay, so each level scores the levels above it again.
+                parents = [parent - 1 for parent in draft.parents[1:]]
+                groups.append(RowGroup(draft.view.sequence_id, ids, parents, draft.level[0] - 1))
+                kept.append(range(0))
+        logits = self._append(groups)
+        for group, path in zip(groups, kept, strict=True):
+            self._cache.keep(group.sequence_id, path)
+        return logits
+
+    def _append(self, groups: Sequence[RowGroup]) -> list[torch.Tensor]:
+        for group in groups:
+            self._cache.reserve(group.sequence_id, len(group.tokens))
+        return list(self._backend.score(groups).logits)
+
+    def _proposal(self, draft: _Draft) -> Proposal:
+        sampler = draft.view.sampler
+        if sampler.greedy or sampler.params.rule in _POINT_MASS_RULES:
+            kind = ProposalKind.POINT_MASS
+        else:
+            kind = ProposalKind.IID if self._options.levels is None else ProposalKind.WITHOUT_REPLACEMENT
+        return Proposal(
+            Tree(tuple(draft.tokens), tuple(draft.parents)),
+            kind,
+            draft.laws,
+            tuple(draft.confidence) if self._options.levels is None else None,
+        )
+
+
+def _common_len(left: Sequence[int], right: Sequence[int]) -> int:
+    limit = min(len(left), len(right))
+    if left[:limit] == right[:limit]:
+        return limit
+    return next(place for place in range(limit) if left[place] != right[place])
+
+
+def _with_runners_up(best: int, logits_V: torch.Tensor, count: int) -> tuple[int, ...]:
+    """`best` and the next likeliest tokens; the likeliest is first whatever penalties made it so."""
+    ids = [token for token in torch.topk(logits_V, min(count, len(logits_V))).indices.tolist() if token != best]
+    return (best, *ids[: count - 1])
