@@ -222,7 +222,7 @@ def _first_failure(patch: pytest.MonkeyPatch) -> None:
 
     def block(proposal: Proposal, rows: torch.Tensor, sampler: Any, chance: Chance) -> Verdict:
         tokens, last = proposal.tree.tokens, len(proposal.tree.tokens) - 1
-        weight, kept, emit_V, path = 1.0, 0, None, []
+        weight, kept, emit_V = 1.0, 0, None
         for node in range(last + 1):
             path = [tokens[step] for step in range(1, node + 1)]
             target_V = verify_rules.target_law(sampler, rows, node, path)
@@ -230,12 +230,12 @@ def _first_failure(patch: pytest.MonkeyPatch) -> None:
             if node < last:
                 siblings = SiblingLaw(proposal, node, len(target_V))
                 left_V, mass = verify_rules.residual(target_V, siblings, weight)
-                accept = mass / (mass + 1 - weight) if mass > 0 else 1.0
-            if node and not chance.accept(node, accept, 1.0):
-                break
-            kept, emit_V = node, left_V
-            if node < last:
+                total = mass + 1 - weight
+                accept = mass / total if total > 0 else 1.0
                 weight = min(1.0, weight * target_V[tokens[node + 1]] / siblings.prob(node + 1))
+            if node and not chance.accept(node, accept, 1.0):
+                break  # going on here would be block verification
+            kept, emit_V = node, left_V
         kept_tokens = [tokens[step] for step in range(1, kept + 1)]
         return Verdict(tuple(range(1, kept + 1)), (*kept_tokens, chance.emit(kept, emit_V)))
 

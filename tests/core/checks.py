@@ -182,13 +182,13 @@ def assert_law(
     assert chance > false_alarm, f"{what}: chi-square {statistic:.1f} on {len(expected)} cells, p = {chance:.2g}"
 
 
-def check_keyed_law(rule: Rule, kind: ProposalKind, shape: str, num_requests: int = 2000) -> None:
+def check_keyed_law(rule: Rule, kind: ProposalKind, shape: str, num_requests: int = 2000, vocab_size: int = 3) -> None:
     """Through `verify` with true keyed noise, step by step: chi-square of the first two tokens.
 
     False alarm 1e-6; power above 0.99 against a total variation of 0.1 (3 tokens, 9 cells).
     """
-    target, draft = Toy.random(3, 20, sharpness=0.7), Toy.random(3, 21, sharpness=0.7)
-    sampler = sampler_of(3, rule)
+    target, draft = (Toy.random(vocab_size, seed, sharpness=0.7) for seed in (20, 21))
+    sampler = sampler_of(vocab_size, rule)
     draws = [
         generate(
             target,

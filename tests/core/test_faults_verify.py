@@ -32,6 +32,7 @@ greedy_penalties = functools.partial(check_greedy, context_free=False)
 keyed_chain = functools.partial(check_keyed_law, Rule.CHAIN, IID, "chain2")
 keyed_recursive = functools.partial(check_keyed_law, Rule.RECURSIVE, WITHOUT, "two_one")
 keyed_traversal = functools.partial(check_keyed_law, Rule.TRAVERSAL, WITHOUT, "two_one")
+keyed_wide = functools.partial(check_keyed_law, Rule.CHAIN, IID, "chain2", vocab_size=5)
 keyed_match = functools.partial(check_keyed_law, Rule.MATCH, IID, "chain2")
 
 # The checks that must turn red, each on its own.
@@ -56,7 +57,7 @@ CAUGHT_BY = {
     "nothing once the draft mass is used up": (exact_exhausted,),
     "redraft reuses noise already looked at": (check_redraft,),
     "one coin for all siblings": (keyed_recursive,),
-    "residual drawn with the draft's noise": (keyed_recursive,),
+    "residual drawn with the draft's noise": (keyed_wide,),
     "samples of one request share noise": (check_samples,),
     "siblings sorted by probability": (keyed_recursive, keyed_traversal, check_draws),
     "unlikely drawn tokens are cut": (check_cut,),
