@@ -39,6 +39,15 @@ lint: $(PACKAGE)
 bench: $(PACKAGE)
 	$(BIN)/python benchmarks/bench_suffix_index.py
 
+# The suffix index's tests on a build that stops at the first bad access or undefined behaviour.
+sanitize: $(PACKAGE)
+	$(BIN)/cmake -S . -B build/sanitize -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" -DDRAFTSMITH_SANITIZE=ON > /dev/null
+	$(BIN)/cmake --build build/sanitize --parallel 2 > /dev/null
+	DRAFTSMITH_NATIVE="$$(echo build/sanitize/_native*.so)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
+	  LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
+	  $(BIN)/python -m pytest -p tests.drafters.instrumented_native -p no:xdist -m "slow or not slow" \
+	  tests/drafters/test_suffix_index.py tests/drafters/test_suffix_stress.py
+
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  found=$$($(PYTHON) --version 2>/dev/null) || found="not there"; \
