@@ -363,6 +363,6 @@ def _as_numpy(logits_V: torch.Tensor) -> Row:
 
 
 def _softmax(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    weights: npt.NDArray[np.float64] = torch.from_numpy(scores - scores.max()).exp_().numpy()
+    weights: npt.NDArray[np.float64] = np.exp(scores - scores.max())
     weights /= weights.sum()
     return weights

@@ -1,8 +1,8 @@
 """Which tokens of a row survive top-k and top-p, without sorting the row.
 
-Called by `core.sampling`. Rows are numpy arrays, for whose partial sorts a vocabulary of 150k costs tens
-of microseconds. Invariant: tokens are kept by descending logit, ties by ascending id, so the kept set
-is a function of the row alone; results are ascending ids.
+Called by `core.sampling`. Numpy throughout: its partial sorts are vectorised, and unlike a torch operation
+it never waits for a pool of threads on a busy machine. Invariant: tokens are kept by descending logit, ties
+by ascending id, so the kept set is a function of the row alone; results are ascending ids.
 
 Shape letters: V vocabulary, C tokens of a support.
 """
@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 Row: TypeAlias = npt.NDArray[np.floating[Any]]
 """Logits of one row, [V] or [C], float32 or float64."""
@@ -23,16 +22,16 @@ Ids: TypeAlias = npt.NDArray[np.int64]
 # First guess of how far below the largest logit (in units of the temperature) a nucleus reaches.
 _NUCLEUS_REACH = 6.0
 _MASS_BLOCK = 2048
-_MAXIMA_BLOCK = 64
+_GROUP_SIZE = 64
 
 
 def top_k(values_V: Row, count: int) -> Ids:
     """Ids (ascending) of the `count` largest values; ties by id."""
-    blocks = values_V[: len(values_V) // _MAXIMA_BLOCK * _MAXIMA_BLOCK].reshape(-1, _MAXIMA_BLOCK)
-    if count * 4 > len(blocks):
+    num_groups = len(values_V) // _GROUP_SIZE
+    if count * 4 > num_groups:
         return _largest(values_V, np.partition(values_V, len(values_V) - count)[-count], count)
-    # `count` block maxima reach the bound, so the wanted tokens are among those that do.
-    maxima = torch.from_numpy(blocks).amax(dim=1).numpy()
+    # `count` group maxima reach the bound, so the wanted tokens are among those that do. (A group is a column.)
+    maxima = values_V[: num_groups * _GROUP_SIZE].reshape(_GROUP_SIZE, num_groups).max(axis=0)
     near_ids = np.flatnonzero(values_V >= np.partition(maxima, len(maxima) - count)[-count])
     near = values_V[near_ids]
     return near_ids[_largest(near, np.partition(near, len(near) - count)[-count], count)]
@@ -42,7 +41,7 @@ def top_p(values: Row, largest: float, inverse_temperature: float, mass: float) 
     """Indices (ascending) of the smallest set of the most probable tokens whose share reaches `mass`."""
     weights = values - values.dtype.type(largest)
     weights *= values.dtype.type(inverse_temperature)
-    torch.from_numpy(weights).exp_()
+    np.exp(weights, out=weights)
     wanted = mass * float(weights.sum(dtype=np.float64))
     # Nearly always the tokens near the top are enough, and sorting those alone is much cheaper.
     near_ids = np.flatnonzero(values >= values.dtype.type(largest - _NUCLEUS_REACH / inverse_temperature))
@@ -63,7 +62,7 @@ def _count_to_mass(descending: Row, inverse_temperature: float, wanted: float) -
         scores = descending[start : start + _MASS_BLOCK].astype(np.float64)
         scores -= float(descending[0])
         scores *= inverse_temperature
-        running = np.cumsum(torch.from_numpy(scores).exp_().numpy())
+        running = np.cumsum(np.exp(scores, out=scores))
         running += mass
         if running[-1] >= wanted:
             return start + int(np.searchsorted(running, wanted)) + 1
