@@ -1,0 +1,115 @@
+"""Hybrid: the suffix trees draft where they expect more than another drafter has been getting, it drafts elsewhere.
+
+Called by the engine like every drafter; a combination of two, selected as `hybrid:other=SELECTION`. The
+suffix draft's score is its expected number of accepted tokens; the other drafter's is the running mean of
+what its drafts had accepted (SuffixDecoding's hybrid, with a measured threshold in place of a constant).
+Invariant: both drafters hear everything, so either can take over at any step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self, final
+
+from draftsmith.core.types import Proposal
+from draftsmith.core.view import SequenceView
+from draftsmith.drafters.base import Commit, Drafter, TargetInfo
+from draftsmith.drafters.suffix import SuffixDrafter
+from draftsmith.errors import OptionError
+
+_MEMORY = 0.95
+"""Weight of the past in the running mean: about the last twenty drafts count."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridOptions:
+    """Options of the hybrid.
+
+    `other`: the other drafter's selection, with "+" for ":" (`draft_model+model=NAME`). `threshold`: the
+    suffix draft is used from this score on; None compares with the other drafter's measured mean.
+    """
+
+    other: str = "ngram"
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.other.split("+")[0] in ("hybrid", "suffix", "none"):
+            raise OptionError(f"hybrid: other is {self.other!r}; choose a drafter other than none, suffix and hybrid")
+        if self.threshold is not None and not self.threshold >= 0:
+            raise OptionError(f"hybrid: threshold is {self.threshold}; it must be at least 0")
+
+
+@final
+class HybridDrafter(Drafter):
+    """Suffix trees and one other drafter."""
+
+    Options = HybridOptions
+
+    def __init__(self, options: HybridOptions, suffix: SuffixDrafter, other: Drafter) -> None:
+        self._options = options
+        self._suffix = suffix
+        self._other = other
+        self._both: tuple[Drafter, Drafter] = (suffix, other)
+        self._asked_other: set[int] = set()
+        self._mean_accepted = 0.0
+        self.needs = suffix.needs | other.needs
+        self.bytes_per_token = suffix.bytes_per_token + other.bytes_per_token
+
+    @classmethod
+    def create(cls, options: HybridOptions, target: TargetInfo) -> Self:
+        """Make both drafters for the target."""
+        suffix = target.make_drafter("suffix")
+        assert isinstance(suffix, SuffixDrafter)
+        return cls(options, suffix, target.make_drafter(options.other.replace("+", ":")))
+
+    @property
+    def threshold(self) -> float:
+        """The score from which the suffix draft is used now."""
+        return self._mean_accepted if self._options.threshold is None else self._options.threshold
+
+    def propose(
+        self,
+        views: Sequence[SequenceView],
+        budgets: Sequence[int],
+        keep_drafting: Callable[[float], bool],
+    ) -> list[Proposal]:
+        """The suffix draft where its score reaches the threshold; the other drafter is asked once for the rest."""
+        proposals: list[Proposal | None] = []
+        for view, budget in zip(views, budgets, strict=True):
+            draft = self._suffix.speculate(view, budget)
+            is_better = bool(draft.tokens) and draft.score >= self.threshold
+            proposals.append(self._suffix.proposal_of(view, draft) if is_better else None)
+        rest = [place for place, proposal in enumerate(proposals) if proposal is None]
+        self._asked_other = {views[place].sequence_id for place in rest}
+        others = iter(
+            self._other.propose([views[place] for place in rest], [budgets[place] for place in rest], keep_drafting)
+            if rest
+            else ()
+        )
+        return [next(others) if proposal is None else proposal for proposal in proposals]
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """Both learn what was emitted; the other drafter's mean moves when its draft was verified."""
+        for commit in commits:
+            if commit.verdict is not None and commit.view.sequence_id in self._asked_other:
+                self._asked_other.discard(commit.view.sequence_id)
+                accepted = commit.verdict.num_accepted
+                self._mean_accepted = _MEMORY * self._mean_accepted + (1 - _MEMORY) * accepted
+        for drafter in self._both:
+            drafter.commit(commits)
+
+    def fork(self, source: int, copy: int, length: int) -> None:
+        """Both fork."""
+        for drafter in self._both:
+            drafter.fork(source, copy, length)
+
+    def truncate(self, sequence_id: int, length: int) -> None:
+        """Both forget the rest."""
+        for drafter in self._both:
+            drafter.truncate(sequence_id, length)
+
+    def forget(self, sequence_id: int) -> None:
+        """Both drop the sequence."""
+        for drafter in self._both:
+            drafter.forget(sequence_id)
