@@ -11,7 +11,8 @@ import draftsmith
 
 ROOT = Path(draftsmith.__file__).parent
 LAYERS = [
-    {"errors", "registry"},
+    {"errors"},
+    {"registry"},
     {"core"},
     {"models", "control", "io"},
     {"drafters"},

@@ -44,6 +44,9 @@ class ByteTokenizer:
     def token_text(self, token):
         return f"<{token}>"
 
+    def normalized_token_text(self, token):
+        return f"<{token}>"
+
     def id_of(self, text):
         return None
 

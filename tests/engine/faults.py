@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from draftsmith.core.types import Verdict
+from draftsmith.drafters import draft_model
 from draftsmith.engine import prefix, sequence, step, stop
 from draftsmith.models.kv_cache import KVCache
 from draftsmith.models.layer_state import FullState
@@ -178,13 +179,5 @@ def _prefix_too_long(patch: pytest.MonkeyPatch) -> None:
 @fault("the draft cache is not cut after a rejection", layer="engine")
 def _draft_cache_not_cut(patch: pytest.MonkeyPatch) -> None:
     """Conformance KV: a standalone drafter's rows drift from its tokens. Lossless, so seen by acceptance alone."""
-    real = KVCache.truncate
-
-    def truncate(self: KVCache, sequence_id: int, length: int) -> None:
-        slot = self._slots[sequence_id]
-        if 0 < length < len(slot.tokens):
-            for state in slot.layers:
-                state.slots(0, length).copy_(state.slots(0, length).flip(3))
-        real(self, sequence_id, length)
-
-    patch.setattr(KVCache, "truncate", truncate)
+    real = draft_model._common_len
+    patch.setattr(draft_model, "_common_len", lambda left, right: min(real(left, right) + 1, len(left), len(right)))

@@ -6,6 +6,9 @@ import random
 
 import pytest
 
+from draftsmith.core.random import RequestRandom
+from draftsmith.core.sampling import Sampler, SamplingParams
+from draftsmith.core.view import SequenceView
 from draftsmith.errors import CapacityError, OptionError, PromptError
 from tests.engine.fakes import EOS, OracleDrafter, tiny_engine
 
@@ -161,15 +164,32 @@ def test_n_samples_share_the_prompt_and_differ():
 
 
 def test_a_perfect_draft_model_is_always_accepted():
-    """Conformance KV (mlxcel#994): after spells, rejections and full acceptance the draft cache is the kept prefix's.
-
-    The drafter is the target itself, so every draft must be accepted; under a ban the drafter cannot see
-    coming... nothing differs, since drafts obey the request's bans too.
-    """
+    """Conformance KV (mlxcel#994): after full acceptance the last draft token is fed before the next proposal."""
     engine = tiny_engine(drafter="draft_model:model=same", controller="fixed:num_draft=4")
     for params in ({}, {"temperature": 1.0, "seed": 2}):
         result = engine.generate(PROMPTS[2], max_new_tokens=41, ignore_eos=True, **params)
         assert result.statistics.accepted_tokens == result.statistics.drafted_tokens == 32
+
+
+@pytest.mark.parametrize("selection", ["draft_model:model=other", "draft_model:model=other:tree=2x2x1"])
+def test_a_draft_model_after_rejections_proposes_what_a_fresh_one_does(selection):
+    """Conformance KV: drafted rows that were not emitted leave nothing behind, spells without drafting neither."""
+
+    def view(tokens):
+        sampler = Sampler(SamplingParams(), tokens, frozenset(), 260)
+        return SequenceView(7, list(tokens), len(PROMPTS[2]), sampler, RequestRandom(0))
+
+    drafter = tiny_engine().drafter(selection)
+    tokens = list(PROMPTS[2])
+    shuffle = random.Random(0)
+    for _ in range(12):
+        seen = drafter.propose([view(tokens)], [6], lambda confidence: True)
+        fresh = tiny_engine().drafter(selection).propose([view(tokens)], [6], lambda confidence: True)
+        assert seen[0].tree == fresh[0].tree
+        if seen[0].confidence is not None:
+            assert seen[0].confidence == pytest.approx(fresh[0].confidence, abs=1e-12)
+        accepted = shuffle.randint(0, 4)
+        tokens += [*seen[0].tree.tokens[1 : 1 + accepted], shuffle.randrange(256), *([65] * shuffle.randint(0, 2))]
 
 
 # -- stop rules ------------------------------------------------------------------------------------
