@@ -62,8 +62,8 @@ public:
 
     void start_request(std::int64_t request, const Tokens& prompt) {
         check_tokens(prompt);
-        const bool done = prompt.size() >= kLong ? unlocked([&] { return index_.start_request(request, prompt.data(), prompt.size()); })
-                                                 : locked([&] { return index_.start_request(request, prompt.data(), prompt.size()); });
+        const auto start = [&] { return index_.start_request(request, prompt.data(), prompt.size()); };
+        const bool done = prompt.size() >= kLong ? unlocked(start) : locked(start);
         if (!done) throw nb::key_error(("request " + std::to_string(request) + " is active already").c_str());
     }
 
@@ -72,17 +72,21 @@ public:
         if (!locked([&] { return index_.extend_request(request, tokens.data(), tokens.size()); })) not_active(request);
     }
 
-    nb::tuple speculate(std::int64_t request, std::int64_t max_tokens, double factor, double offset, double min_prob, bool tree) {
-        if (!(factor >= 0) || std::isnan(offset) || std::isnan(min_prob)) throw nb::value_error("factor must be at least 0; offset and min_prob numbers");
-        const DraftOptions options{static_cast<std::uint32_t>(std::clamp<std::int64_t>(max_tokens, 0, 1 << 20)), factor, offset, min_prob, tree};
+    nb::tuple speculate(std::int64_t request, std::int64_t max_tokens, double factor, double offset, double min_prob,
+                        bool tree) {
+        if (!(factor >= 0) || std::isnan(offset) || std::isnan(min_prob)) {
+            throw nb::value_error("factor must be at least 0; offset and min_prob numbers");
+        }
+        const auto most = static_cast<std::uint32_t>(std::clamp<std::int64_t>(max_tokens, 0, 1 << 20));
+        const DraftOptions options{most, factor, offset, min_prob, tree};
         bool from_global = false;
         draft_.tokens.clear();
-        draft_.parents.clear();
-        draft_.probs.clear();
+        draft_.clear();
         draft_.score = 0.0;
         draft_.match_len = 0;
         if (!locked([&] { return index_.speculate(request, options, draft_, from_global); })) not_active(request);
-        return nb::make_tuple(to_tuple(draft_.tokens), to_tuple(draft_.parents), to_tuple(draft_.probs), draft_.score, draft_.match_len, from_global);
+        return nb::make_tuple(to_tuple(draft_.tokens), to_tuple(draft_.parents), to_tuple(draft_.probs), draft_.score,
+                              draft_.match_len, from_global);
     }
 
     std::int64_t request_len(std::int64_t request) {
@@ -99,7 +103,8 @@ public:
         std::vector<std::uint32_t> lengths;
         Tokens tokens;
         unlocked([&] { index_.cached_sequences(lengths, tokens); });
-        return nb::make_tuple(lengths, nb::bytes(reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(std::int32_t)));
+        const auto* bytes = reinterpret_cast<const char*>(tokens.data());
+        return nb::make_tuple(lengths, nb::bytes(bytes, tokens.size() * sizeof(std::int32_t)));
     }
 
     void add_sequences(const std::vector<std::uint32_t>& lengths, nb::bytes data) {
@@ -110,8 +115,8 @@ public:
         if (total != 0) std::memcpy(tokens.data(), data.c_str(), data.size());
         check_tokens(tokens);
         unlocked([&] {
-            const std::size_t kept = max_cached_ < 0 ? lengths.size() : std::min<std::size_t>(lengths.size(), static_cast<std::size_t>(max_cached_));
-            std::size_t at = 0;
+            std::size_t kept = lengths.size(), at = 0;
+            if (max_cached_ >= 0) kept = std::min(kept, static_cast<std::size_t>(max_cached_));
             for (std::size_t i = 0; i < lengths.size(); at += lengths[i++]) {
                 if (i + kept >= lengths.size()) index_.add_sequence(tokens.data() + at, lengths[i]);
             }
@@ -148,7 +153,8 @@ void bind_suffix_index(nb::module_& module) {
         .def(nb::init<std::uint32_t, std::int64_t>(), nb::arg("max_depth"), nb::arg("max_cached"))
         .def("start_request", &Bound::start_request, nb::arg("request_id"), nb::arg("prompt"))
         .def("extend_request", &Bound::extend_request, nb::arg("request_id"), nb::arg("tokens"))
-        .def("speculate", &Bound::speculate, nb::arg("request_id"), nb::arg("max_tokens"), nb::arg("factor"), nb::arg("offset"), nb::arg("min_prob"), nb::arg("tree"))
+        .def("speculate", &Bound::speculate, nb::arg("request_id"), nb::arg("max_tokens"), nb::arg("factor"),
+             nb::arg("offset"), nb::arg("min_prob"), nb::arg("tree"))
         .def("request_len", &Bound::request_len, nb::arg("request_id"))
         .def("stop_request", &Bound::stop_request, nb::arg("request_id"))
         .def("evict_request", &Bound::evict_request, nb::arg("request_id"))

@@ -16,46 +16,40 @@ void require(bool holds, const char* what) {
 
 void SuffixTree::check() const {
     std::vector<std::uint32_t> visits(nodes_.size(), 0), ends(nodes_.size(), 0), depths(nodes_.size(), 0);
-    auto& pool = const_cast<TokenPool&>(pool_);
     std::uint64_t tokens = 0;
     // Every suffix of every sequence is a path whose last node lists it.
     for (const Sequence& s : sequences_) {
         tokens += s.length;
-        for (std::size_t k = 0; k < s.segments.size(); ++k) {
-            const Segment& segment = s.segments[k];
-            const std::uint32_t stop = k + 1 < s.segments.size() ? s.segments[k + 1].base : s.length;
-            for (std::uint32_t index = segment.base; index < stop; ++index) {
-                const std::uint32_t suffix = segment.start + (index - segment.base);
-                const std::uint32_t full = std::min(s.length - index, max_depth_);
-                std::uint32_t node = kTop, depth = 0;
-                ++visits[kTop];
-                while (depth < full) {
-                    node = find_child(node, pool.token(suffix + depth));
-                    require(node != kNone, "a suffix is missing");
-                    ++visits[node];
-                    const Node& n = nodes_[node];
-                    require(depth + n.length <= full, "a suffix ends inside a label");
-                    require(depths[node] == 0 || depths[node] == depth + n.length, "a node has two depths");
-                    depths[node] = depth + n.length;
-                    for (std::uint32_t i = 0; i < n.length; ++i) {
-                        require(pool.token(n.ref + i) == pool.token(suffix + depth + i), "a label has other tokens");
-                    }
-                    depth += n.length;
+        each_suffix(s, [&](std::uint32_t index, std::uint32_t suffix) {
+            const std::uint32_t full = std::min(s.length - index, max_depth_);
+            std::uint32_t node = kTop, depth = 0;
+            ++visits[kTop];
+            while (depth < full) {
+                node = find_child(node, pool_.token(suffix + depth));
+                require(node != kNone, "a suffix is missing");
+                ++visits[node];
+                const Node& n = nodes_[node];
+                require(depth + n.length <= full, "a suffix ends inside a label");
+                require(depths[node] == 0 || depths[node] == depth + n.length, "a node has two depths");
+                depths[node] = depth + n.length;
+                for (std::uint32_t i = 0; i < n.length; ++i) {
+                    require(pool_.token(n.ref + i) == pool_.token(suffix + depth + i), "a label has other tokens");
                 }
-                ++ends[node];
-                require(nodes_[node].flags & kHasEnds, "a suffix ends at a node that lists none");
-                std::uint32_t at = nodes_[node].ref - (depth - nodes_[node].length), before = kNone;
-                while (at != suffix) {
-                    require(pool.previous(at) == before, "a list of suffixes is broken");
-                    before = at;
-                    at = pool.next(at);
-                    require(at != kNone, "a suffix is not in the list of its node");
-                }
-                if (!s.active.empty() && index + max_depth_ >= s.length) {
-                    require(s.active[index % max_depth_] == node, "a growing suffix is elsewhere");
-                }
+                depth += n.length;
             }
-        }
+            ++ends[node];
+            require(nodes_[node].flags & kHasEnds, "a suffix ends at a node that lists none");
+            std::uint32_t at = nodes_[node].ref - (depth - nodes_[node].length), before = kNone;
+            while (at != suffix) {
+                require(pool_.previous(at) == before, "a list of suffixes is broken");
+                before = at;
+                at = pool_.next(at);
+                require(at != kNone, "a suffix is not in the list of its node");
+            }
+            if (!s.active.empty() && index + max_depth_ >= s.length) {
+                require(s.active[index % max_depth_] == node, "a growing suffix is elsewhere");
+            }
+        });
     }
     require(tokens == num_tokens_, "the number of tokens is wrong");
     std::uint64_t reached = 0;
@@ -68,7 +62,7 @@ void SuffixTree::check() const {
         require(n.count == visits[node], "a count is wrong");
         std::uint32_t listed = 0;
         if (n.flags & kHasEnds) {
-            for (std::uint32_t at = n.ref - (depths[node] - n.length); at != kNone; at = pool.next(at)) ++listed;
+            for (std::uint32_t at = n.ref - (depths[node] - n.length); at != kNone; at = pool_.next(at)) ++listed;
         }
         require(listed == ends[node], "a node lists suffixes that do not end there");
         require(node == kTop || sequences_[pool_.owner(n.ref)].used, "a label refers to a removed sequence");

@@ -30,17 +30,19 @@ bool SuffixTree::speculate(const std::vector<std::int32_t>& pattern, std::uint32
     match(pattern, sequence, longest - 1);
     std::uint32_t num_matches = static_cast<std::uint32_t>(places_.size());
     // A match that only the text itself makes has nothing below it.
-    while (num_matches > 0 && nodes_[places_[num_matches - 1].node].count == 1 &&
-           places_[num_matches - 1].used == nodes_[places_[num_matches - 1].node].length) {
-        --num_matches;
-    }
+    const auto is_alone = [&](Place place) {
+        return nodes_[place.node].count == 1 && place.used == nodes_[place.node].length;
+    };
+    while (num_matches > 0 && is_alone(places_[num_matches - 1])) --num_matches;
     const auto bound = [&](std::uint32_t m) {
         return options.tree ? budget(m, options) : std::min(budget(m, options), max_depth_ - m);
     };
     std::uint32_t peak = num_matches;
     while (peak > 1 && bound(peak - 1) > bound(peak)) --peak;
     bool own = false;
-    for (std::uint32_t m = peak; m >= 1 && bound(m) > best.score; --m) own |= consider(m, options, bound(m), own, best);
+    for (std::uint32_t m = peak; m >= 1 && bound(m) > best.score; --m) {
+        own |= consider(m, options, bound(m), own, best);
+    }
     for (std::uint32_t m = peak + 1; m <= num_matches && bound(m) >= best.score; ++m) {
         own |= consider(m, options, bound(m), own, best);
     }
@@ -49,7 +51,8 @@ bool SuffixTree::speculate(const std::vector<std::int32_t>& pattern, std::uint32
 }
 
 // Let the match of `match_len` tokens replace `best` if it scores more, or as much and is longer.
-bool SuffixTree::consider(std::uint32_t match_len, const DraftOptions& options, std::uint32_t bound, bool own, Draft& best) {
+bool SuffixTree::consider(std::uint32_t match_len, const DraftOptions& options, std::uint32_t bound, bool own,
+                          Draft& best) {
     double score;
     if (options.tree) {
         draft_tree(places_[match_len - 1], bound, options.min_prob, trial_);

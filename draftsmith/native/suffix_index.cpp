@@ -56,7 +56,8 @@ bool SuffixIndex::speculate(std::int64_t request, const DraftOptions& options, D
 
 std::int64_t SuffixIndex::request_len(std::int64_t request) const {
     const auto found = active_.find(request);
-    return found == active_.end() ? std::int64_t{-1} : std::int64_t{found->second.local->length(found->second.sequence)};
+    if (found == active_.end()) return -1;
+    return found->second.local->length(found->second.sequence);
 }
 
 void SuffixIndex::stop_request(std::int64_t request) {

@@ -49,7 +49,9 @@ void SuffixTree::append_child(std::uint32_t parent, std::uint32_t child) {
         Fan& fan = fans_[nodes_[parent].first];
         fan.by_token.put(static_cast<std::uint32_t>(nodes_[child].token), child);
         const std::uint32_t before = nodes_[child].previous;
-        if (before == kNone || nodes_[before].count != nodes_[child].count) fan.by_count.put(nodes_[child].count, child);
+        if (before == kNone || nodes_[before].count != nodes_[child].count) {
+            fan.by_count.put(nodes_[child].count, child);
+        }
     } else if (num_children > kFanSize) {
         widen(parent);
     }

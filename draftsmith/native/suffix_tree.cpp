@@ -152,13 +152,9 @@ void SuffixTree::unlink_end(std::uint32_t node, std::uint32_t suffix, std::uint3
 
 void SuffixTree::remove(std::uint32_t sequence) {
     Sequence& s = sequences_[sequence];
-    for (std::size_t k = 0; k < s.segments.size(); ++k) {
-        const Segment& segment = s.segments[k];
-        const std::uint32_t stop = k + 1 < s.segments.size() ? s.segments[k + 1].base : s.length;
-        for (std::uint32_t index = segment.base; index < stop; ++index) {
-            remove_suffix(sequence, segment.start + (index - segment.base), std::min(s.length - index, max_depth_));
-        }
-    }
+    each_suffix(s, [&](std::uint32_t index, std::uint32_t home) {
+        remove_suffix(sequence, home, std::min(s.length - index, max_depth_));
+    });
     num_tokens_ -= s.length;
     pool_.release(s.segments);
     s = Sequence{};
@@ -233,15 +229,13 @@ void SuffixTree::tail(std::uint32_t sequence, std::vector<std::int32_t>& out) co
     const Segment& last = s.segments.back();
     const std::uint32_t wanted = std::min(s.length, max_depth_);
     // A fresh segment opens with max_depth - 1 tokens and is opened only to take another one.
-    for (std::uint32_t index = s.length - wanted; index < s.length; ++index) out.push_back(pool_.token(last.start + (index - last.base)));
+    const std::uint32_t end = last.start + (s.length - last.base);
+    for (std::uint32_t at = end - wanted; at < end; ++at) out.push_back(pool_.token(at));
 }
 
 void SuffixTree::copy_tokens(std::uint32_t sequence, std::vector<std::int32_t>& out) const {
     const Sequence& s = sequences_[sequence];
-    for (std::size_t k = 0; k < s.segments.size(); ++k) {
-        const std::uint32_t stop = k + 1 < s.segments.size() ? s.segments[k + 1].base : s.length;
-        for (std::uint32_t index = s.segments[k].base; index < stop; ++index) out.push_back(pool_.token(s.segments[k].start + (index - s.segments[k].base)));
-    }
+    each_suffix(s, [&](std::uint32_t, std::uint32_t home) { out.push_back(pool_.token(home)); });
 }
 
 std::size_t SuffixTree::bytes() const {
@@ -249,7 +243,9 @@ std::size_t SuffixTree::bytes() const {
     total += fans_.capacity() * sizeof(Fan) + sequences_.capacity() * sizeof(Sequence);
     total += (free_fans_.capacity() + free_sequences_.capacity()) * sizeof(std::uint32_t);
     for (const Fan& fan : fans_) total += fan.by_token.bytes() + fan.by_count.bytes();
-    for (const Sequence& s : sequences_) total += s.segments.capacity() * sizeof(Segment) + s.active.capacity() * sizeof(std::uint32_t);
+    for (const Sequence& s : sequences_) {
+        total += s.segments.capacity() * sizeof(Segment) + s.active.capacity() * sizeof(std::uint32_t);
+    }
     return total;
 }
 

@@ -130,6 +130,18 @@ private:
     void leave_group(Node& parent, std::uint32_t node);
     void set_first(Node& parent, std::uint32_t node);
 
+    // Call `visit(index, home)` for every suffix of a sequence, first to last.
+    template <typename F>
+    static void each_suffix(const Sequence& s, F&& visit) {
+        for (std::size_t k = 0; k < s.segments.size(); ++k) {
+            const Segment& segment = s.segments[k];
+            const std::uint32_t stop = k + 1 < s.segments.size() ? s.segments[k + 1].base : s.length;
+            for (std::uint32_t index = segment.base; index < stop; ++index) {
+                visit(index, segment.start + (index - segment.base));
+            }
+        }
+    }
+
     // Growth and removal (suffix_tree.cpp)
     void move_to_new_segment(std::uint32_t sequence);
     std::uint32_t step(std::uint32_t node, std::uint32_t suffix, std::uint32_t end, std::int32_t token);

@@ -28,6 +28,8 @@ public:
         : overlap_(max_depth - 1), min_bits_(std::bit_width(2 * max_depth - 1)) {}
 
     std::int32_t token(std::uint32_t position) const { return tokens_[position]; }
+    std::uint32_t next(std::uint32_t position) const { return links_[position].next; }
+    std::uint32_t previous(std::uint32_t position) const { return links_[position].previous; }
     std::uint32_t& next(std::uint32_t position) { return links_[position].next; }
     std::uint32_t& previous(std::uint32_t position) { return links_[position].previous; }
     std::uint32_t owner(std::uint32_t position) const { return owners_[position >> min_bits_]; }
@@ -35,8 +37,9 @@ public:
 
     // Append a segment for a sequence of `length` tokens and copy the overlap into it.
     void open_segment(std::vector<Segment>& segments, std::uint32_t length, std::uint32_t owner) {
-        std::uint32_t bits = min_bits_;
-        if (!segments.empty()) bits = std::min<std::uint32_t>(std::bit_width(segments.back().size), min_bits_ + kMaxDoublings);
+        // Twice the last one, whose size is a power of two.
+        const std::uint32_t doubled = segments.empty() ? min_bits_ : std::bit_width(segments.back().size);
+        const std::uint32_t bits = std::min(doubled, min_bits_ + kMaxDoublings);
         const Segment fresh{take(bits, owner), 1u << bits, length - std::min(length, overlap_)};
         if (!segments.empty()) {
             const Segment& last = segments.back();
@@ -56,7 +59,8 @@ public:
     }
 
     std::size_t bytes() const {
-        std::size_t total = tokens_.capacity_bytes() + links_.capacity_bytes() + owners_.capacity() * sizeof(std::uint32_t);
+        std::size_t total = tokens_.capacity_bytes() + links_.capacity_bytes();
+        total += owners_.capacity() * sizeof(std::uint32_t);
         for (const auto& list : free_) total += list.capacity() * sizeof(std::uint32_t);
         return total;
     }
