@@ -95,7 +95,7 @@ def test_only_the_edges_catch_broadly():
 
 def test_transformers_is_not_imported_at_run_time():
     for path in SOURCES:
-        assert "transformers" not in {alias for alias in _top_level_imports(path)}, path
+        assert "transformers" not in set(_top_level_imports(path)), path
 
 
 def _top_level_imports(path: Path) -> set[str]:
