@@ -102,29 +102,33 @@ def _mask(parents: Sequence[int], context: int, window: int | None, like: torch.
     return mask
 
 
-def attend(spec: DecoderSpec, heads_NHK: torch.Tensor, group: GroupPlan, kind: int, place: int) -> torch.Tensor:
-    """Write the group's new keys and values and attend: [n, H * K].
+def attend(spec: DecoderSpec, packed: torch.Tensor, group: GroupPlan, kind: int, place: int) -> torch.Tensor:
+    """Write the group's new keys and values and attend: [n, H * K], columns over [H / J, J, K].
 
-    `heads_NHK` [N, H + 2 J, K] holds rotated queries, rotated keys and values of all packed rows. The
-    softmax is computed in float32 or better.
+    `packed` [N, (H + 2 J) K] holds rotated queries, rotated keys and values of all packed
+    rows. The softmax is computed in float32 or better.
     """
-    plan, num_rows = group.kinds[kind], group.num_rows
-    own = heads_NHK.narrow(0, group.start, num_rows)
-    num_heads, num_kv_heads, head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
-    new = own.narrow(1, num_heads, 2 * num_kv_heads).unflatten(1, (2, num_kv_heads))
-    plan.slots[place].copy_(new.permute(1, 2, 0, 3))
-    query = own.narrow(1, 0, num_heads)
-    group_size = spec.group_size
-    folded = query.unflatten(1, (num_kv_heads, group_size)).transpose(0, 1)
-    folded = folded.reshape(1, num_kv_heads, num_rows * group_size, head_dim)
+    plan, num_rows, group_size = group.kinds[kind], group.num_rows, spec.group_size
+    num_kv_heads, head_dim, row = spec.num_kv_heads, spec.head_dim, packed.stride(0)
+    width = num_kv_heads * head_dim
+    first = packed.storage_offset() + group.start * row
+    # Strided views of the packed rows, one operation each: [2, J, n, K] and [J, n, H / J, K].
+    new = packed.as_strided(
+        (2, num_kv_heads, num_rows, head_dim), (width, head_dim, row, 1), first + group_size * width
+    )
+    plan.slots[place].copy_(new)
+    queries = packed.as_strided(
+        (num_kv_heads, num_rows, group_size, head_dim), (group_size * head_dim, row, head_dim, 1), first
+    )
+    folded = queries.reshape(1, num_kv_heads, num_rows * group_size, head_dim)
     if spec.attention_cap is None:
         mixed = F.scaled_dot_product_attention(
             folded, plan.keys[place], plan.values[place], attn_mask=plan.mask, scale=spec.attention_scale
         )
     else:
         mixed = _capped_attention(spec, folded, plan, place)
-    mixed = mixed.view(num_kv_heads, num_rows, group_size, head_dim).transpose(0, 1)
-    return mixed.reshape(num_rows, num_heads * head_dim)
+    # PyTorch's kernels return [1, n * H/J, J, K] in memory, so on their path nothing is copied here.
+    return mixed.transpose(1, 2).reshape(num_rows, group_size * width)
 
 
 def _capped_attention(spec: DecoderSpec, folded: torch.Tensor, plan: KindPlan, place: int) -> torch.Tensor:

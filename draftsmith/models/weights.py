@@ -1,22 +1,23 @@
 """Decoder weights, loaded by Hugging Face tensor names and fused for few, large operations.
 
 Called once by the reference backend. Invariant: every tensor is checked against the shape the spec
-implies before it is used, and a missing or misshapen one is named. Head dimensions of queries and keys
-are reordered so that a rotary pair is adjacent; scores do not notice.
+implies before it is used, and a missing or misshapen one is named. Two orders differ from the
+checkpoint's, unseen from outside: rotary pairs of queries and keys are adjacent, and the attention output
+(so the columns of its projection) runs over [head within a group, group, head dimension].
 
 Shape letters: V vocabulary, D width, H query heads, J kv heads, K head size, M MLP width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 
 from draftsmith.errors import ModelFileError
-from draftsmith.models.linear import Linear
+from draftsmith.models.linear import Linear, prepare
 from draftsmith.models.spec import DecoderSpec
 
 Load: TypeAlias = Callable[[str], torch.Tensor]
@@ -43,19 +44,22 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """Everything a decoder multiplies by. `embedding` [V, D] is not scaled; `head` maps D to V."""
+    """Everything a decoder multiplies by. `embedding` [V, D] is None where the head's weight serves."""
 
-    embedding: torch.Tensor
+    embedding: torch.Tensor | None
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor
     head: Linear
 
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Unscaled embeddings [N, D] of tokens (int64, [N])."""
+        return self.head.weight_rows(tokens) if self.embedding is None else self.embedding.index_select(0, tokens)
+
     @property
     def num_bytes(self) -> int:
-        """Bytes held; a head that shares the embedding's storage counts once."""
-        total = self.embedding.nbytes + self.final_norm.nbytes
-        if self.head.weight.data_ptr() != self.embedding.data_ptr():
-            total += self.head.num_bytes
+        """Bytes held."""
+        total = self.head.num_bytes + self.final_norm.nbytes
+        total += 0 if self.embedding is None else self.embedding.nbytes
         for layer in self.layers:
             linears = (layer.qkv, layer.output, layer.gate_up, layer.down)
             norms = (
@@ -79,20 +83,18 @@ class WeightReader:
         self._dtype = dtype
         self._device = device
         self._prefix = self._find_prefix()
-        # Pairs (i, i + K/2) become neighbours, so a rotation is one complex product.
-        half = spec.head_dim // 2
-        self._pairs = torch.arange(spec.head_dim).view(2, half).t().reshape(-1)
+        self._head_pairs, self._qkv_rows, self._output_columns = _orders(spec)
 
     def read(self) -> DecoderWeights:
         """All weights of the decoder. Raises `ModelFileError` naming a missing or misshapen tensor."""
         spec = self._spec
         embedding = self._tensor(f"{self._prefix}embed_tokens.weight", (spec.vocab_size, spec.width))
-        head = embedding if spec.tied_head else self._head_weight()
+        head = prepare(embedding, is_embedding=True) if spec.tied_head else prepare(self._head_weight())
         return DecoderWeights(
-            embedding=embedding,
+            embedding=None if spec.tied_head else embedding,
             layers=tuple(self._layer(layer) for layer in range(spec.num_layers)),
             final_norm=self._norm(f"{self._prefix}norm.weight"),
-            head=Linear(head),
+            head=head,
         )
 
     def _find_prefix(self) -> str:
@@ -113,52 +115,43 @@ class WeightReader:
         spec = self._spec
         at = f"{self._prefix}layers.{index}."
         queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        mlp_norm = "pre_feedforward_layernorm" if spec.sandwich_norms else "post_attention_layernorm"
-        qk_norm = None
-        if spec.qk_norm:
-            q_norm = self._pair_up(self._norm(f"{at}self_attn.q_norm.weight", spec.head_dim), dim=0)
-            k_norm = self._pair_up(self._norm(f"{at}self_attn.k_norm.weight", spec.head_dim), dim=0)
-            qk_norm = torch.cat([q_norm.expand(spec.num_heads, -1), k_norm.expand(spec.num_kv_heads, -1)])
-        sandwich = {
-            name: self._norm(f"{at}{name}.weight") if spec.sandwich_norms else None
-            for name in ("post_attention_layernorm", "post_feedforward_layernorm")
-        }
-        qkv = self._fused(
-            [
-                (f"{at}self_attn.{name}", size)
-                for name, size in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys))
-            ],
+        after_attention = f"{at}post_attention_layernorm.weight"
+        qkv, qkv_bias = self._stacked(
+            {f"{at}self_attn.q_proj": queries, f"{at}self_attn.k_proj": keys, f"{at}self_attn.v_proj": keys},
             spec.width,
             spec.qkv_bias,
-            reordered=2,
         )
-        gate_up = [(f"{at}mlp.gate_proj", spec.mlp_width), (f"{at}mlp.up_proj", spec.mlp_width)]
+        output, output_bias = self._stacked({f"{at}self_attn.o_proj": spec.width}, queries, spec.output_bias)
+        gate_up = {f"{at}mlp.gate_proj": spec.mlp_width, f"{at}mlp.up_proj": spec.mlp_width}
+        down = {f"{at}mlp.down_proj": spec.width}
+        rows = self._qkv_rows
         return LayerWeights(
             attention_norm=self._norm(f"{at}input_layernorm.weight"),
-            qkv=qkv,
-            qk_norm=qk_norm,
-            output=self._fused([(f"{at}self_attn.o_proj", spec.width)], queries, spec.output_bias),
-            attention_out_norm=sandwich["post_attention_layernorm"],
-            mlp_norm=self._norm(f"{at}{mlp_norm}.weight"),
-            gate_up=self._fused(gate_up, spec.width, spec.mlp_bias),
-            down=self._fused([(f"{at}mlp.down_proj", spec.width)], spec.mlp_width, spec.mlp_bias),
-            mlp_out_norm=sandwich["post_feedforward_layernorm"],
+            qkv=prepare(qkv.index_select(0, rows), None if qkv_bias is None else qkv_bias.index_select(0, rows)),
+            qk_norm=self._qk_norm(at) if spec.qk_norm else None,
+            output=prepare(output.index_select(1, self._output_columns), output_bias),
+            attention_out_norm=self._norm(after_attention) if spec.sandwich_norms else None,
+            mlp_norm=self._norm(f"{at}pre_feedforward_layernorm.weight" if spec.sandwich_norms else after_attention),
+            gate_up=prepare(*self._stacked(gate_up, spec.width, spec.mlp_bias)),
+            down=prepare(*self._stacked(down, spec.mlp_width, spec.mlp_bias)),
+            mlp_out_norm=self._norm(f"{at}post_feedforward_layernorm.weight") if spec.sandwich_norms else None,
         )
 
-    def _fused(self, parts: Iterable[tuple[str, int]], width: int, has_bias: bool, reordered: int = 0) -> Linear:
-        """One linear from several stacked along the output; the first `reordered` parts pair up their heads."""
-        weights, biases = [], []
-        for index, (name, size) in enumerate(parts):
-            weight = self._tensor(f"{name}.weight", (size, width))
-            weights.append(self._pair_up(weight) if index < reordered else weight)
-            if has_bias:
-                bias = self._tensor(f"{name}.bias", (size,))
-                biases.append(self._pair_up(bias) if index < reordered else bias)
-        return Linear(torch.cat(weights), torch.cat(biases) if has_bias else None)
+    def _qk_norm(self, at: str) -> torch.Tensor:
+        """Factors of the per-head norms of queries and keys [H + J, K]."""
+        spec = self._spec
+        q_norm = self._norm(f"{at}self_attn.q_norm.weight", spec.head_dim)[self._head_pairs]
+        k_norm = self._norm(f"{at}self_attn.k_norm.weight", spec.head_dim)[self._head_pairs]
+        return torch.cat([q_norm.expand(spec.num_heads, -1), k_norm.expand(spec.num_kv_heads, -1)])
 
-    def _pair_up(self, tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
-        heads = tensor.unflatten(dim, (-1, self._spec.head_dim))
-        return heads.index_select(dim + 1, self._pairs.to(tensor.device)).flatten(dim, dim + 1)
+    def _stacked(
+        self, parts: Mapping[str, int], width: int, has_bias: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weight and bias of linears stacked along the output; `parts` gives the output size by name."""
+        weight = torch.cat([self._tensor(f"{name}.weight", (size, width)) for name, size in parts.items()])
+        if not has_bias:
+            return weight, None
+        return weight, torch.cat([self._tensor(f"{name}.bias", (size,)) for name, size in parts.items()])
 
     def _norm(self, name: str, size: int | None = None) -> torch.Tensor:
         """A norm's factor. Kept in float32 for half precision models, whose norms compute in float32."""
@@ -176,3 +169,13 @@ class WeightReader:
         if tuple(tensor.shape) != shape:
             raise ModelFileError(f"tensor {name!r} has shape {tuple(tensor.shape)}; the config implies {shape}")
         return tensor
+
+
+def _orders(spec: DecoderSpec) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The order of one head's dimensions, of the stacked qkv's rows, of the attention output's columns."""
+    num_rotated = spec.num_heads + spec.num_kv_heads
+    head_pairs = torch.arange(spec.head_dim).view(2, -1).t().reshape(-1)
+    rows = torch.arange((num_rotated + spec.num_kv_heads) * spec.head_dim)
+    rows[: num_rotated * spec.head_dim] = (torch.arange(num_rotated)[:, None] * spec.head_dim + head_pairs).reshape(-1)
+    columns = torch.arange(spec.num_heads * spec.head_dim).view(spec.num_kv_heads, spec.group_size, spec.head_dim)
+    return head_pairs, rows, columns.transpose(0, 1).reshape(-1)
