@@ -33,7 +33,7 @@ MAX_DEPTH = 64
 MAX_TOKENS = 16
 MIN_PROB = 0.1
 Drafted = Any
-"""What an arm drafts: tokens and parents come first, then probabilities and the score."""
+"""A draft in the arm's own form."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +51,7 @@ def own_arm(name: str, index: SuffixIndex) -> Arm:
     """Draftsmith's index as an arm."""
 
     def propose(request: int, text: list[int], tree: bool) -> Drafted:
-        draft = index.speculate(request, MAX_TOKENS, 1.0, 0.0, MIN_PROB, tree)
-        return list(draft.tokens), list(draft.parents), draft.score, draft.match_len
+        return index.speculate(request, MAX_TOKENS, 1.0, 0.0, MIN_PROB, tree)
 
     return Arm(
         name=name, start=index.start_request, extend=index.extend_request, propose=propose, stop=index.stop_request
@@ -63,8 +62,7 @@ def peer_arm(cache: Any) -> Arm:
     """arctic-inference's SuffixDecodingCache as an arm; it takes the text to match from its caller."""
 
     def propose(request: int, text: list[int], tree: bool) -> Drafted:
-        draft = cache.speculate(request, text[-MAX_DEPTH:], MAX_TOKENS, 1.0, 0.0, MIN_PROB, tree)
-        return draft.token_ids, draft.parents, draft.score, draft.match_len
+        return cache.speculate(request, text, MAX_TOKENS, 1.0, 0.0, MIN_PROB, tree)
 
     return Arm(
         name="peer",
@@ -127,7 +125,7 @@ def measure_build(kind: str, num_tokens: int) -> dict[str, float]:
 def replay(arms: list[Arm], requests: list[TokenRequest], num_steps: int, tree: bool) -> dict[str, Any]:
     """Token by token through new requests, the arms in turn; times in microseconds and equal drafts."""
     times: dict[str, dict[str, list[int]]] = {arm.name: {"commit": [], "propose": []} for arm in arms}
-    same = same_score = differing_without_tie = drafted = 0
+    same = ties = drafted = 0
     clock = time.perf_counter_ns
     steps = 0
     for number, request in enumerate(requests):
@@ -152,11 +150,11 @@ def replay(arms: list[Arm], requests: list[TokenRequest], num_steps: int, tree: 
             steps += 1
             if "peer" in drafts:
                 ours, peer = drafts[arms[0].name], drafts["peer"]
-                drafted += len(ours[0]) > 0
-                same += ours[:2] == peer[:2]
-                equal_score = abs(ours[2] - peer[2]) <= 1e-5 * max(1.0, peer[2])
-                same_score += equal_score
-                differing_without_tie += ours[:2] != peer[:2] and not equal_score
+                drafted += len(ours.tokens) > 0
+                is_same = list(ours.tokens) == peer.token_ids and list(ours.parents) == peer.parents
+                is_tie = not is_same and abs(ours.score - peer.score) <= 1e-5 * max(1.0, peer.score)
+                same += is_same
+                ties += is_tie
             if "python" in drafts and drafts["python"] != drafts["native"]:
                 raise AssertionError(f"native and Python drafts differ: {drafts}")
             if steps == num_steps:
@@ -170,8 +168,8 @@ def replay(arms: list[Arm], requests: list[TokenRequest], num_steps: int, tree: 
         result |= {
             "steps_with_draft": drafted,
             "same_draft": same / steps,
-            "same_score": same_score / steps,
-            "other_score": differing_without_tie / steps,
+            "same_score_other_tokens": ties / steps,
+            "other_score": 1 - (same + ties) / steps,
         }
     return result
 
@@ -224,8 +222,8 @@ def report(results: dict[str, Any]) -> None:
             print(f"{name:8} {cells[0]:>18} {cells[1]:>18} {cells[2]:>20}")
         if "same_draft" in outcome:
             print(
-                f"same draft as the peer: {outcome['same_draft']:.2%} of steps; same score (a tie broken otherwise):"
-                f" {outcome['same_score']:.2%}; other score: {outcome['other_score']:.3%}"
+                f"the peer's draft in {outcome['same_draft']:.2%} of the steps, one of equal score in"
+                f" {outcome['same_score_other_tokens']:.2%}, of another score in {outcome['other_score']:.2%}"
             )
 
 

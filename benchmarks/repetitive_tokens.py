@@ -151,7 +151,9 @@ def main(arguments: list[str]) -> None:
     requests = list(traffic(num_tokens, int(arguments[1]) if len(arguments) > 1 else 0))
     for kind in KINDS:
         own = [request for request in requests if request.kind == kind]
-        prompts, responses = (sum(len(text) for text in texts) for texts in zip(*((r.prompt, r.response) for r in own)))
+        prompts, responses = (
+            sum(len(text) for text in texts) for texts in ([r.prompt for r in own], [r.response for r in own])
+        )
         print(f"{kind:9} {len(own):6} requests, {prompts:8} prompt tokens, {responses:8} response tokens")
 
 
