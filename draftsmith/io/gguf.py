@@ -7,6 +7,7 @@ name (query and key rows back in order, Gemma's norms without the 1 the converte
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -103,12 +104,12 @@ class GgufFiles(ModelFiles):
         if self._has_baked_one(name):
             values = self.load(name).numpy()
             return RawTensor("F32", values.reshape(1, -1).view(np.uint8), entry.shape)
-        rows = self._bytes(entry).reshape(int(np.prod(entry.shape[:-1], dtype=np.int64)), -1)
+        stored = self._bytes(entry)
         if self._is_permuted(name):
             # Blocks never cross rows, so rows of quantised bytes may change places.
-            rows = self._in_order(rows if len(entry.shape) > 1 else rows.reshape(entry.shape[0], -1), name)
-            rows = rows if len(entry.shape) > 1 else rows.reshape(1, -1)
-        return RawTensor(entry.type_name, rows, entry.shape)
+            stored = self._in_order(stored.reshape(entry.shape[0], -1), name)
+        num_rows = math.prod(entry.shape[:-1])
+        return RawTensor(entry.type_name, stored.reshape(num_rows, -1), entry.shape)
 
     def _entry(self, name: str) -> TensorEntry:
         stored = self._names.get(name)

@@ -55,8 +55,9 @@ class BackendErrors(AbstractContextManager[None]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Exactly `Exception`: a fault of ours is of a subclass and passes through.
-        if kind is Exception:
+        # Exactly `Exception`: a fault of ours is of a subclass and passes through. A damaged file can also make
+        # the library panic, which is no `Exception` at all and has no importable name.
+        if kind is Exception or (kind is not None and kind.__name__ == "PanicException"):
             reason = " ".join(str(error).split())
             raise ModelFileError(f"{self._where}: not a usable vocabulary ({reason})") from error
 

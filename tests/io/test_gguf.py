@@ -176,6 +176,8 @@ class TestArchitectures:
         for name, value in expected.items():
             # Adding and taking away Gemma's 1 may round the last bit.
             torch.testing.assert_close(files.load(name), value, rtol=0, atol=3e-7 if "with_ones" in how else 0)
+            raw = files.raw(name)
+            assert np.array_equal(raw.rows.reshape(-1).view(np.float32).reshape(raw.shape), files.load(name).numpy())
         assert DecoderSpec.from_config(files.config) == DecoderSpec.from_config(model.config.to_dict())
 
     def test_raw_norms_of_gemma_are_floats_without_the_one(self, tmp_path):

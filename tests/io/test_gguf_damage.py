@@ -112,6 +112,7 @@ class TestRefusals:
             (header([entry(b"k", 8, struct.pack("<Q", 1000) + bytes(20))]), "truncated.*'k'"),
             (header([entry(b"k", 8, struct.pack("<Q", 2) + b"\xff\xfe")]), "'k' is not UTF-8"),
             (header([entry(b"k", 9, struct.pack("<IQQ", 8, 1, 2) + b"\xff\xfe")]), "string 0 of .* is not UTF-8"),
+            (header([entry(b"k", 9, struct.pack("<IQQ", 8, 1, 50) + b"abc")]), "truncated: .*the value of .*'k'"),
             (header([entry(b"\xff", 0, b"\0")]), "metadata key is not UTF-8"),
             (header([struct.pack("<Q", 5000) + bytes(5100)]), "damaged: a metadata key of 5000 bytes"),
             (header([entry(b"k", 0, b"\1"), entry(b"k", 0, b"\1")]), "'k' stands twice"),

@@ -4,8 +4,10 @@ import json
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from draftsmith.errors import ModelFileError, UnsupportedError
+from draftsmith.errors import ModelFileError, UnsupportedError, UserError
 from draftsmith.io.files import open_model
 from tests.io import samples
 
@@ -198,3 +200,22 @@ class TestDamage:
     def test_bad_chat_template(self, directory):
         (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": 3}))
         self.refused(directory, r"tokenizer_config\.json: 'chat_template'", lambda files: files.chat_template)
+
+    @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+    @given(data=st.data())
+    def test_any_damage_ends_in_a_user_error_or_none(self, data, tmp_path_factory):
+        path = tmp_path_factory.getbasetemp() / "fuzzed"
+        samples.write_directory(path, CONFIG, samples.tiny_tensors(), generation_config__json={"eos_token_id": [1, 2]})
+        name = data.draw(st.sampled_from(["model.safetensors", "config.json", "generation_config.json"]))
+        changed = bytearray((path / name).read_bytes())
+        at = data.draw(st.integers(0, len(changed)))
+        new = data.draw(st.binary(max_size=9))
+        changed[at : at + data.draw(st.integers(0, 9))] = new
+        (path / name).write_bytes(changed)
+        try:
+            files = open_model(str(path))
+            _ = files.eos_ids
+            for tensor in files.tensor_names:
+                assert files.load(tensor).shape == files.shape(tensor)
+        except UserError as error:
+            assert "\n" not in str(error)

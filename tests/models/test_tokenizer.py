@@ -13,7 +13,7 @@ from transformers import LlamaTokenizer, Qwen2Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-from draftsmith.errors import ModelFileError, UnsupportedError
+from draftsmith.errors import ModelFileError, UnsupportedError, UserError
 from draftsmith.models.byte_alphabet import CHARACTER_OF_BYTE, byte_level_bytes
 from draftsmith.models.gguf_vocabulary import merges_from_scores
 from draftsmith.models.pre_tokenizers import CUTS, build_pre_tokenizer
@@ -464,6 +464,32 @@ class TestJson:
         with pytest.raises(ModelFileError, match=r"^dir/tokenizer\.json: not a usable vocabulary \(.+\)$") as caught:
             Tokenizer.from_data(self.data(text))
         assert "\n" not in str(caught.value)
+
+    def test_a_panic_of_the_library_is_a_damaged_file_too(self):
+        document = json.loads(prefixed()._backend.to_str())
+        document["model"]["continuing_subword_prefix"] = "a longer prefix than any token"
+        with pytest.raises(ModelFileError, match="not a usable vocabulary"):
+            Tokenizer.from_data(self.data(json.dumps(document)))
+
+    @given(data=st.data())
+    def test_any_damage_ends_in_a_user_error_or_none(self, data):
+        document = json.loads(prefixed()._backend.to_str())
+        for _ in range(data.draw(st.integers(1, 3))):
+            holder, key = document, None
+            while isinstance(holder, dict | list) and holder and (key is None or data.draw(st.booleans())):
+                inner = holder if key is None else holder[key]
+                if not isinstance(inner, dict | list) or not inner:
+                    break
+                holder = inner
+                key = data.draw(st.sampled_from(list(inner)[:20] if isinstance(inner, dict) else range(len(inner))))
+            holder[key] = data.draw(
+                st.sampled_from([None, -1, 2**63, 1.5, "", "▁", [], {}, [[]], {"type": "Fuse"}, True])
+            )
+        try:
+            tokenizer = Tokenizer.from_data(self.data(json.dumps(document), {"bos_token": "<s>"}))
+            tokenizer.decode(tokenizer.encode("hello world </s> 日 12", special=True))
+        except UserError as error:
+            assert "\n" not in str(error)
 
     def test_other_decoders_are_refused(self):
         backend = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"))
