@@ -153,7 +153,8 @@ class Engine:
         `GenerationParams` and `SamplingParams`. Raises `UserError`s before anything runs.
         """
         many = is_batch(prompt)
-        groups = self._submit(list(prompt) if many else [prompt], GenerationParams.create(**params))  # type: ignore[list-item]
+        prompts: list[Any] = list(prompt) if many else [prompt]
+        groups = self._submit(prompts, GenerationParams.create(**params))
         for _ in self._events([sequence for group in groups for sequence in group]):
             pass
         results = [_gather(group) for group in groups]
@@ -167,7 +168,8 @@ class Engine:
     async def agenerate(self, prompt: Prompt | Series[Prompt], **params: Any) -> Any:
         """`generate` for asynchronous callers; cancelling the task cancels the requests."""
         many = is_batch(prompt)
-        groups = self._submit(list(prompt) if many else [prompt], GenerationParams.create(**params))  # type: ignore[list-item]
+        prompts: list[Any] = list(prompt) if many else [prompt]
+        groups = self._submit(prompts, GenerationParams.create(**params))
         async for _ in self._aevents([sequence for group in groups for sequence in group]):
             pass
         results = [_gather(group) for group in groups]

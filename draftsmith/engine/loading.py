@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -56,7 +57,7 @@ def load_model(
     if threads is not None and threads < 1:
         raise OptionError(f"threads must be at least 1, got {threads}")
     backend_name = "reference" if backend == "auto" else backend
-    backend_class = load_class(parse_selection(backend_name, BACKENDS, "backend"))
+    backend_class: Any = load_class(parse_selection(backend_name, BACKENDS, "backend"))
     files = open_model(name)
     spec = DecoderSpec.from_config(files.config)
     tokenizer = Tokenizer.from_data(files.tokenizer)

@@ -22,7 +22,7 @@ def is_batch(prompt: Prompt | Series[Prompt]) -> bool:
     return len(prompt) > 0 and not isinstance(prompt[0], Mapping | int)
 
 
-def encode_prompt(prompt: Prompt | Any, model: LoadedModel) -> list[int]:
+def encode_prompt(prompt: Any, model: LoadedModel) -> list[int]:
     """Token ids of one prompt: a raw string, chat messages, or ids. Raises `PromptError`."""
     if isinstance(prompt, str):
         if not prompt:

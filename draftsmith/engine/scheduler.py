@@ -93,14 +93,16 @@ class Scheduler:
         plan = self._plan_decoding()
         rows_left = self._chunk_rows - sum(1 + slot.budget for slot in plan)
         for sequence in list(self.running):
+            if sequence not in self.running:
+                continue  # preempted for the sake of an older one
             committed = self._cache.committed(sequence.id)
             pending = len(sequence.view.tokens) - committed
             if pending > 1 and rows_left > 0:
                 rows_left -= self._plan_chunk(plan, sequence, min(pending, rows_left))
-        while rows_left > 0 and (sequence := self._admit()) is not None:
-            pending = len(sequence.view.tokens) - self._cache.committed(sequence.id)
-            rows_left -= self._plan_chunk(plan, sequence, min(pending, rows_left))
-        return plan
+        while rows_left > 0 and (admitted := self._admit()) is not None:
+            pending = len(admitted.view.tokens) - self._cache.committed(admitted.id)
+            rows_left -= self._plan_chunk(plan, admitted, min(pending, rows_left))
+        return [slot for slot in plan if slot.sequence in self.running]
 
     def _plan_decoding(self) -> list[Slot]:
         slots = []
@@ -134,7 +136,8 @@ class Scheduler:
                 slot.budget = budget
 
     def _plan_chunk(self, plan: list[Slot], sequence: Sequence, size: int) -> int:
-        if not self._make_room(sequence, size, may_preempt=False):
+        # The oldest must get on, or sequences that all read prompts could wait for each other for ever.
+        if not self._make_room(sequence, size, may_preempt=sequence is self.running[0]):
             return 0
         committed = self._cache.committed(sequence.id)
         draws = committed + size == len(sequence.view.tokens)

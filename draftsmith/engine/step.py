@@ -7,6 +7,7 @@ the step the cache has committed all tokens of a sequence but its root.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Series
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -133,7 +134,7 @@ def _verify(slot: Slot, logits_TV: torch.Tensor) -> None:
     slot.verdict = verify(slot.proposal, logits_TV, view.sampler, view.random, view.position)
 
 
-def _commit(plan: Series[Slot], taps: Series[dict[Tap, torch.Tensor]]) -> None:
+def _commit(plan: Series[Slot], taps: Series[Mapping[Tap, torch.Tensor]]) -> None:
     by_drafter: dict[int, tuple[Drafter, list[Commit]]] = {}
     for slot, rows in zip(plan, taps, strict=True):
         drafter = slot.sequence.drafter
