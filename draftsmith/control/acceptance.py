@@ -1,0 +1,129 @@
+"""How likely a drafted node is to be accepted once its parent is, learned from what became of earlier ones.
+
+Used by controllers. `Calibration` belongs to a drafter and is shared by all requests: it says what a
+drafter's confidence is worth at a depth. `RequestOdds` belongs to a request and says how much better or
+worse this request does than the calibration expects. Both forget, so both follow a change of regime.
+Invariant: every estimate lies strictly between 0 and 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias, final
+
+Trial: TypeAlias = tuple[int, bool]
+"""Cell of a node whose parent was accepted, and whether it was accepted itself."""
+
+_NUM_CONFIDENCES = 10
+_DEPTH_CLASS = (0, 0, 1, 2, 2, 3)  # depths 1, 2, 3-4, 5 and more
+_NUM_DEPTHS = 4
+_FIRST_CELL = tuple(depth_class * _NUM_CONFIDENCES for depth_class in _DEPTH_CLASS)
+_DEEPEST = len(_DEPTH_CLASS) - 1
+_PRIOR = 0.5  # acceptance assumed before anything was seen
+_PRIOR_WEIGHT = 4.0  # trials it weighs as much as
+_CELL_WEIGHT = 10.0  # trials of a cell that weigh as much as all of its depth
+_CELL_MEMORY = 0.995  # share of a cell's trials kept per further trial
+_ODDS_WEIGHT = 3.0  # trials that hold a request to the calibration
+_ODDS_MEMORY = 0.9  # share of a request's trials kept per further trial
+
+
+def cell_of(depth: int, confidence: float) -> int:
+    """Cell of a node at `depth` >= 1 with a confidence in [0, 1]."""
+    first = _FIRST_CELL[depth] if depth < _DEEPEST else _FIRST_CELL[_DEEPEST]
+    return first + (int(confidence * _NUM_CONFIDENCES) if confidence < 1.0 else _NUM_CONFIDENCES - 1)
+
+
+@final
+class RequestOdds:
+    """By what factor a request's odds of acceptance differ from the calibration's."""
+
+    __slots__ = ("_accepted", "_expected", "_trials", "factor")
+
+    def __init__(self) -> None:
+        self._accepted = self._expected = self._trials = 0.0
+        self.factor = 1.0
+        """Multiplies p / (1 - p)."""
+
+    def observe(self, expected: Sequence[float], accepted: int) -> None:
+        """Nodes that the calibration gave these probabilities were tried; `accepted` of them were accepted."""
+        keep = _ODDS_MEMORY ** len(expected)
+        self._accepted = keep * self._accepted + accepted
+        self._expected = keep * self._expected + sum(expected)
+        self._trials = keep * self._trials + len(expected)
+        weight, trials = _ODDS_WEIGHT, self._trials
+        seen = (self._accepted + weight) / (trials - self._accepted + weight)
+        foreseen = (self._expected + weight) / (trials - self._expected + weight)
+        self.factor = seen / foreseen
+
+
+@final
+class Calibration:
+    """Observed acceptance of one drafter by depth and confidence."""
+
+    __slots__ = ("_accepted", "_by_depth", "_depth_accepted", "_depth_trials", "_trials")
+
+    def __init__(self) -> None:
+        num_cells = _NUM_DEPTHS * _NUM_CONFIDENCES
+        self._trials = [0.0] * num_cells
+        self._accepted = [0.0] * num_cells
+        self._depth_trials = [0.0] * _NUM_DEPTHS
+        self._depth_accepted = [0.0] * _NUM_DEPTHS
+        self._by_depth = [_PRIOR] * _NUM_DEPTHS
+
+    def probability(self, cell: int) -> float:
+        """Estimated P(accepted | parent accepted) of a node in a cell."""
+        expected = _CELL_WEIGHT * self._by_depth[cell // _NUM_CONFIDENCES]
+        return (self._accepted[cell] + expected) / (self._trials[cell] + _CELL_WEIGHT)
+
+    def plan(self, odds: RequestOdds, depth: int, least: float) -> list[float]:
+        """P(accepted) of the nodes of a chain not drafted yet, `depth` of them or down to one below `least`."""
+        reach, factor, found = 1.0, odds.factor, []
+        for level in range(1, depth + 1):
+            probability = self._by_depth[_DEPTH_CLASS[level] if level < _DEEPEST else _DEPTH_CLASS[_DEEPEST]]
+            likely = probability * factor
+            reach *= likely / (likely + 1.0 - probability)
+            if reach < least:
+                break
+            found.append(reach)
+        return found
+
+    def reaches(
+        self, parents: Sequence[int], confidence: Sequence[float] | None, odds: RequestOdds, least: float
+    ) -> list[float]:
+        """P(accepted) of drafted nodes in their order, those below `least` left out."""
+        reach, depth, found = [1.0], [0], []
+        factor = odds.factor
+        trials, accepted, by_depth = self._trials, self._accepted, self._by_depth
+        for node in range(1, len(parents)):
+            parent = parents[node]
+            level = depth[parent] + 1
+            likely = reach[parent]
+            if likely >= least:
+                cell = cell_of(level, confidence[node] if confidence else 0.0)
+                expected = _CELL_WEIGHT * by_depth[cell // _NUM_CONFIDENCES]
+                probability = (accepted[cell] + expected) / (trials[cell] + _CELL_WEIGHT)
+                likely *= probability * factor / (probability * factor + 1.0 - probability)
+                if likely >= least:
+                    found.append(likely)
+            elif parent == node - 1 == len(found) + 1:
+                break  # a chain from here on: nothing below can be likelier
+            reach.append(likely)
+            depth.append(level)
+        return found
+
+    def observe(self, trials: Sequence[Trial], odds: RequestOdds) -> None:
+        """Nodes whose parents were accepted were accepted themselves, or not, for a request with these odds."""
+        expected = [self.probability(cell) for cell, _ in trials]
+        odds.observe(expected, sum([accepted for _, accepted in trials]))
+        first = _NUM_DEPTHS
+        for cell, accepted in trials:
+            self._trials[cell] = _CELL_MEMORY * self._trials[cell] + 1.0
+            self._accepted[cell] = _CELL_MEMORY * self._accepted[cell] + accepted
+            depth = cell // _NUM_CONFIDENCES
+            self._depth_trials[depth] = _CELL_MEMORY * self._depth_trials[depth] + 1.0
+            self._depth_accepted[depth] = _CELL_MEMORY * self._depth_accepted[depth] + accepted
+            first = min(first, depth)
+        # A depth not seen yet is guessed from the one above it, which is reached more often.
+        for depth in range(first, _NUM_DEPTHS):
+            prior = _PRIOR_WEIGHT * (self._by_depth[depth - 1] if depth else _PRIOR)
+            self._by_depth[depth] = (self._depth_accepted[depth] + prior) / (self._depth_trials[depth] + _PRIOR_WEIGHT)
