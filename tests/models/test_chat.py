@@ -45,6 +45,7 @@ first:
     "generation": """{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}
 {% set inside = m.content %}{{ inside }}
 {% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}{{ inside is defined }}""",
+    "scope": "{% generation %}{% set inside = 1 %}{{ inside }}{% endgeneration %}{{ inside is defined }}",
     "macro": "{% macro say(m) %}<{{ m.role }}>{{ m.content }}{% endmacro %}"
     "{% for m in messages %}{{ say(m) }}{% endfor %}",
     "date": "{{ strftime_now('%Y') }}{{ messages | length }}",
