@@ -161,10 +161,11 @@ def _map(path: Path) -> Any:
 
 def _dequantize(stored: np.ndarray, entry: TensorEntry) -> np.ndarray:
     """Blocks of any quantised type to float32, in chunks that fit the cache."""
-    import gguf  # a tenth of a second to import, needed only here
+    from gguf import GGMLQuantizationType  # a tenth of a second to import, needed only here
+    from gguf.quants import dequantize
 
     block = READABLE_TYPES[entry.type_name]
-    quantisation = gguf.GGMLQuantizationType[entry.type_name]
+    quantisation = GGMLQuantizationType[entry.type_name]
     step = CHUNK_ELEMENTS // block.elements
     blocks = stored.reshape(-1, block.nbytes)
     values = np.empty((len(blocks), block.elements), np.float32)
@@ -172,5 +173,5 @@ def _dequantize(stored: np.ndarray, entry: TensorEntry) -> np.ndarray:
     with np.errstate(all="ignore"):
         for start in range(0, len(blocks), step):
             part = blocks[start : start + step]
-            values[start : start + step] = gguf.dequantize(part.reshape(1, -1), quantisation).reshape(part.shape[0], -1)
+            values[start : start + step] = dequantize(part.reshape(1, -1), quantisation).reshape(part.shape[0], -1)
     return values
