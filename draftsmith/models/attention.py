@@ -102,33 +102,38 @@ def _mask(parents: Sequence[int], context: int, window: int | None, like: torch.
     return mask
 
 
-def attend(spec: DecoderSpec, packed: torch.Tensor, group: GroupPlan, kind: int, place: int) -> torch.Tensor:
-    """Write the group's new keys and values and attend: [n, H * K], columns over [H / J, J, K].
+def attend(spec: DecoderSpec, packed: torch.Tensor, groups: Sequence[GroupPlan], kind: int, place: int) -> torch.Tensor:
+    """Write all new keys and values and attend: [N, H * K], columns over [H / J, J, K].
 
-    `packed` [N, (H + 2 J) K] holds rotated queries, rotated keys and values of all packed
-    rows. The softmax is computed in float32 or better.
+    `packed` [N, (H + 2 J) K] holds rotated queries, rotated keys and values of all rows. The softmax is
+    computed in float32 or better.
     """
-    plan, num_rows, group_size = group.kinds[kind], group.num_rows, spec.group_size
-    num_kv_heads, head_dim, row = spec.num_kv_heads, spec.head_dim, packed.stride(0)
+    num_rows, row = packed.shape[0], packed.stride(0)
+    group_size, num_kv_heads, head_dim = spec.group_size, spec.num_kv_heads, spec.head_dim
     width = num_kv_heads * head_dim
-    first = packed.storage_offset() + group.start * row
-    # Strided views of the packed rows, one operation each: [2, J, n, K] and [J, n, H / J, K].
-    new = packed.as_strided(
-        (2, num_kv_heads, num_rows, head_dim), (width, head_dim, row, 1), first + group_size * width
-    )
-    plan.slots[place].copy_(new)
+    # Strided views of the packed rows, one operation each: [J, N, H / J, K] and, per group, [2, J, n, K].
     queries = packed.as_strided(
-        (num_kv_heads, num_rows, group_size, head_dim), (group_size * head_dim, row, head_dim, 1), first
+        (num_kv_heads, num_rows, group_size, head_dim), (group_size * head_dim, row, head_dim, 1)
     )
     folded = queries.reshape(1, num_kv_heads, num_rows * group_size, head_dim)
-    if spec.attention_cap is None:
-        mixed = F.scaled_dot_product_attention(
-            folded, plan.keys[place], plan.values[place], attn_mask=plan.mask, scale=spec.attention_scale
-        )
-    else:
-        mixed = _capped_attention(spec, folded, plan, place)
-    # PyTorch's kernels return [1, n * H/J, J, K] in memory, so on their path nothing is copied here.
-    return mixed.transpose(1, 2).reshape(num_rows, group_size * width)
+    parts = []
+    for group in groups:
+        plan, own = group.kinds[kind], folded
+        first = group.start * row + group_size * width
+        new = packed.as_strided((2, num_kv_heads, group.num_rows, head_dim), (width, head_dim, row, 1), first)
+        plan.slots[place].copy_(new)
+        if len(groups) > 1:
+            own = folded.narrow(2, group.start * group_size, group.num_rows * group_size)
+        if spec.attention_cap is None:
+            mixed = F.scaled_dot_product_attention(
+                own, plan.keys[place], plan.values[place], attn_mask=plan.mask, scale=spec.attention_scale
+            )
+        else:
+            mixed = _capped_attention(spec, own, plan, place)
+        # PyTorch's kernels leave [1, n * H/J, J, K] in memory: on their path nothing is copied below.
+        parts.append(mixed.transpose(1, 2))
+    joined = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    return joined.reshape(num_rows, group_size * width)
 
 
 def _capped_attention(spec: DecoderSpec, folded: torch.Tensor, plan: KindPlan, place: int) -> torch.Tensor:

@@ -90,7 +90,8 @@ class BlockedLinear(Linear):
             result = torch.bmm(spread, self._blocks_BIW)
         else:
             result = torch.baddbmm(self._bias_BNW, spread, self._blocks_BIW)
-        result = result.transpose(0, 1).reshape(-1, num_blocks * width)
+        # One row lies in order already.
+        result = result.view(1, -1) if rows.shape[0] == 1 else result.transpose(0, 1).reshape(-1, num_blocks * width)
         return result if num_blocks * width == self._num_outputs else result.narrow(1, 0, self._num_outputs)
 
     def weight_rows(self, ids: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftsmith.errors import ModelFileError, UnsupportedError
-from draftsmith.models.spec_defaults import ARCHITECTURES, NOT_A_PLAIN_DECODER, ROPE_KINDS
+from draftsmith.models.config_keys import Keys
+from draftsmith.models.spec_defaults import ARCHITECTURES, NOT_A_PLAIN_DECODER, ROPE_KINDS, Traits
 
 SLIDING = "sliding_attention"
 FULL = "full_attention"
@@ -93,76 +94,28 @@ class DecoderSpec:
         defaults. Raises `ModelFileError` naming a missing or inconsistent key, `UnsupportedError` naming
         an architecture or feature that is not a plain decoder of the known kinds.
         """
-        architecture = _architecture(config)
-        if isinstance(config.get("text_config"), Mapping):
-            outer = config
-            config = dict(outer["text_config"])
-            for key in ("tie_word_embeddings", "quantization_config"):
-                if key in outer:
-                    config.setdefault(key, outer[key])
-        keys = _Keys(config, ARCHITECTURES[architecture].defaults, architecture)
-        _refuse(keys)
+        architecture = _architecture(Keys(config, {}, "config").text("model_type"))
+        defaults, what = ARCHITECTURES[architecture].defaults, f"config of this {architecture} model"
+        inner = Keys(config, {}, what).object("text_config")
+        if inner:
+            shared = ("tie_word_embeddings", "quantization_config")
+            config = {key: config[key] for key in shared if key in config} | inner
+        keys = Keys(config, defaults, what)
+        _refuse(architecture, keys)
         return _build(architecture, keys)
 
 
-class _Keys:
-    """Typed reads from a config over its architecture's defaults; every failure names the key."""
-
-    def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any], architecture: str) -> None:
-        self._config = config
-        self._defaults = defaults
-        self.architecture = architecture
-
-    def get(self, key: str) -> Any:
-        return self._config[key] if key in self._config else self._defaults.get(key)
-
-    def integer(self, key: str) -> int:
-        value = self._needed(key)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ModelFileError(f"config key {key!r} is {value!r}: a whole number >= 1 is needed")
-        return value
-
-    def number(self, key: str) -> float:
-        return positive_number(self._needed(key), key)
-
-    def optional_number(self, key: str) -> float | None:
-        value = self.get(key)
-        return None if value is None else positive_number(value, key)
-
-    def flag(self, key: str) -> bool:
-        value = self.get(key)
-        if value is not None and not isinstance(value, bool):
-            raise ModelFileError(f"config key {key!r} is {value!r}: true or false is needed")
-        return bool(value)
-
-    def _needed(self, key: str) -> Any:
-        value = self.get(key)
-        if value is None:
-            raise ModelFileError(f"config of this {self.architecture} model lacks the key {key!r}")
-        return value
-
-
-def positive_number(value: Any, key: str) -> float:
-    """A config value as a positive finite float; `ModelFileError` names the key otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ModelFileError(f"config key {key!r} is {value!r}: a number > 0 is needed")
-    return float(value)
-
-
-def _architecture(config: Mapping[str, Any]) -> str:
-    name = config.get("model_type")
-    if name is None:
-        raise ModelFileError("config lacks the key 'model_type'")
+def _architecture(name: str) -> str:
     if name in ARCHITECTURES:
-        return str(name)
+        return name
     known = ", ".join(ARCHITECTURES)
-    reason = NOT_A_PLAIN_DECODER.get(str(name))
+    reason = NOT_A_PLAIN_DECODER.get(name)
     if reason is not None:
         raise UnsupportedError(f"architecture {name!r} is {reason}, which is not supported; known: {known}")
     raise UnsupportedError(f"architecture {name!r} is not supported; known: {known}")
 
 
-def _refuse(keys: _Keys) -> None:
+def _refuse(architecture: str, keys: Keys) -> None:
     for key in ("num_experts", "num_local_experts", "n_routed_experts"):
         if keys.get(key):
             raise UnsupportedError(f"mixture-of-experts models are not supported (config key {key!r})")
@@ -170,14 +123,18 @@ def _refuse(keys: _Keys) -> None:
         raise UnsupportedError("weights quantised inside safetensors ('quantization_config') are not supported")
     if keys.get("use_bidirectional_attention"):
         raise UnsupportedError("bidirectional attention ('use_bidirectional_attention') is not supported")
-    if keys.architecture.startswith("gemma3") and keys.get("attn_logit_softcapping") is not None:
+    if architecture.startswith("gemma3") and keys.get("attn_logit_softcapping") is not None:
         raise UnsupportedError("'attn_logit_softcapping' is not supported for gemma3")
-    factor = keys.get("partial_rotary_factor")
-    if factor is not None and factor != 1.0:
-        raise UnsupportedError(f"partial rotary embeddings ('partial_rotary_factor' {factor!r}) are not supported")
+    _refuse_partial_rotary(keys)
 
 
-def _build(architecture: str, keys: _Keys) -> DecoderSpec:
+def _refuse_partial_rotary(keys: Keys) -> None:
+    if keys.get("partial_rotary_factor") not in (None, 1.0):
+        value = keys.get("partial_rotary_factor")
+        raise UnsupportedError(f"partial rotary embeddings ('partial_rotary_factor' {value!r}) are not supported")
+
+
+def _build(architecture: str, keys: Keys) -> DecoderSpec:
     traits = ARCHITECTURES[architecture]
     width, num_heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
     if keys.get("head_dim") is not None:
@@ -195,9 +152,10 @@ def _build(architecture: str, keys: _Keys) -> DecoderSpec:
         )
     num_layers = keys.integer("num_hidden_layers")
     activation_key = "hidden_activation" if keys.get("hidden_activation") is not None else "hidden_act"
-    if keys.get(activation_key) not in _ACTIVATIONS:
+    activation = keys.text(activation_key)
+    if activation not in _ACTIVATIONS:
         allowed = ", ".join(_ACTIVATIONS)
-        raise UnsupportedError(f"{activation_key!r} {keys.get(activation_key)!r} is not supported; known: {allowed}")
+        raise UnsupportedError(f"{activation_key!r} {activation!r} is not supported; known: {allowed}")
     bias = keys.flag("attention_bias")
     max_context = keys.integer("max_position_embeddings")
     rope, window_rope = _ropes(keys, max_context)
@@ -214,9 +172,9 @@ def _build(architecture: str, keys: _Keys) -> DecoderSpec:
         max_context=max_context,
         rope=rope,
         window_rope=window_rope,
-        layer_windows=_layer_windows(keys, num_layers),
+        layer_windows=_layer_windows(traits, keys, num_layers),
         attention_scale=scalar**-0.5,
-        activation=_ACTIVATIONS[keys.get(activation_key)],
+        activation=_ACTIVATIONS[activation],
         norm_eps=keys.number("rms_norm_eps"),
         norm_offset=traits.norm_offset,
         sandwich_norms=traits.sandwich_norms,
@@ -224,15 +182,19 @@ def _build(architecture: str, keys: _Keys) -> DecoderSpec:
         qkv_bias=bias or traits.always_qkv_bias,
         output_bias=bias,
         mlp_bias=keys.flag("mlp_bias"),
-        attention_cap=keys.optional_number("attn_logit_softcapping"),
-        logit_cap=keys.optional_number("final_logit_softcapping"),
+        attention_cap=_optional(keys, "attn_logit_softcapping"),
+        logit_cap=_optional(keys, "final_logit_softcapping"),
         embedding_scale=math.sqrt(width) if traits.scaled_embedding else 1.0,
         tied_head=keys.flag("tie_word_embeddings"),
     )
 
 
-def _layer_windows(keys: _Keys, num_layers: int) -> tuple[int | None, ...]:
-    rule = ARCHITECTURES[keys.architecture].window_rule
+def _optional(keys: Keys, key: str) -> float | None:
+    return None if keys.get(key) is None else keys.number(key)
+
+
+def _layer_windows(traits: Traits, keys: Keys, num_layers: int) -> tuple[int | None, ...]:
+    rule = traits.window_rule
     if rule == "none" or keys.get("sliding_window") is None:
         return (None,) * num_layers
     if rule == "switched" and not keys.flag("use_sliding_window"):
@@ -240,11 +202,14 @@ def _layer_windows(keys: _Keys, num_layers: int) -> tuple[int | None, ...]:
     window = keys.integer("sliding_window")
     if rule == "all":
         return (window,) * num_layers
-    kinds = keys.get("layer_types")
-    if kinds is None and rule == "switched":
+    if keys.get("layer_types") is not None:
+        kinds = keys.texts("layer_types")
+    elif rule == "switched":
         first = keys.get("max_window_layers")
+        if isinstance(first, bool) or not isinstance(first, int):
+            raise ModelFileError(f"config key 'max_window_layers' is {first!r}; a whole number is needed")
         kinds = [SLIDING if layer >= first else FULL for layer in range(num_layers)]
-    elif kinds is None:
+    else:
         period = keys.integer("sliding_window_pattern")
         kinds = [FULL if (layer + 1) % period == 0 else SLIDING for layer in range(num_layers)]
     if len(kinds) != num_layers:
@@ -255,79 +220,75 @@ def _layer_windows(keys: _Keys, num_layers: int) -> tuple[int | None, ...]:
     return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
-def _ropes(keys: _Keys, max_context: int) -> tuple[RopeSpec, RopeSpec]:
+def _ropes(keys: Keys, max_context: int) -> tuple[RopeSpec, RopeSpec]:
     """The rope of full layers and of windowed layers."""
-    given = keys.get("rope_parameters") or {}
-    nested = {kind: given[kind] or {} for kind in (FULL, SLIDING) if kind in given}
-    scaling = keys.get("rope_scaling") or {}
+    given, scaling = keys.object("rope_parameters"), keys.object("rope_scaling")
     theta, local_theta = keys.get("rope_theta"), keys.get("rope_local_base_freq")
-    if nested:
-        ropes = {kind: dict(nested.get(kind, {})) for kind in (FULL, SLIDING)}
+    if FULL in given or SLIDING in given:
+        nested = Keys(given, {}, "rope_parameters")
+        full, sliding = nested.object(FULL), nested.object(SLIDING)
     else:
-        flat = dict(scaling or given)
+        full = scaling or given
         # Only the full layers of an architecture with a local theta carry the scaling.
-        ropes = {FULL: flat, SLIDING: {} if local_theta is not None else dict(flat)}
-    ropes[FULL].setdefault("rope_theta", theta)
-    ropes[SLIDING].setdefault("rope_theta", theta if local_theta is None else local_theta)
-    return _rope(ropes[FULL], keys, max_context), _rope(ropes[SLIDING], keys, max_context)
+        sliding = {} if local_theta is not None else full
+    local = theta if local_theta is None else local_theta
+    original = keys.get("original_max_position_embeddings")
+    return (
+        _rope({"rope_theta": theta} | full, original, max_context),
+        _rope({"rope_theta": local} | sliding, original, max_context),
+    )
 
 
-def _rope(values: Mapping[str, Any], keys: _Keys, max_context: int) -> RopeSpec:
+def _rope(values: Mapping[str, Any], original_context: Any, max_context: int) -> RopeSpec:
     kind = values.get("rope_type", values.get("type", "default"))
     if kind not in ROPE_KINDS:
         raise UnsupportedError(f"rope type {kind!r} is not supported; known: {', '.join(ROPE_KINDS)}")
-    if values.get("partial_rotary_factor") not in (None, 1.0):
-        raise UnsupportedError("partial rotary embeddings ('partial_rotary_factor') are not supported")
-    theta = positive_number(values["rope_theta"], "rope_theta")
+    defaults = {"original_max_position_embeddings": max_context}
+    if original_context is not None:
+        values = {**values, "original_max_position_embeddings": original_context}
+    keys = Keys(values, defaults, f"rope of type {kind!r}")
+    _refuse_partial_rotary(keys)
+    theta = keys.number("rope_theta")
     if kind == "default":
         return RopeSpec(theta=theta)
-    original = keys.get("original_max_position_embeddings") or values.get("original_max_position_embeddings")
-    original = max_context if original is None else int(positive_number(original, "original_max_position_embeddings"))
-    if values.get("factor") is None and kind == "yarn":
-        factor = max_context / original
-    else:
-        factor = _scaling_number(values, "factor", kind)
     if kind == "linear":
-        return RopeSpec(theta=theta, kind=kind, factor=factor)
+        return RopeSpec(theta=theta, kind=kind, factor=keys.number("factor"))
+    original = keys.integer("original_max_position_embeddings")
     if kind == "llama3":
-        low, high = (_scaling_number(values, name, kind) for name in ("low_freq_factor", "high_freq_factor"))
+        low, high = keys.number("low_freq_factor"), keys.number("high_freq_factor")
         if high <= low:
             raise ModelFileError(f"rope 'high_freq_factor' {high} must be above 'low_freq_factor' {low}")
         return RopeSpec(
             theta=theta,
             kind=kind,
-            factor=factor,
+            factor=keys.number("factor"),
             original_context=original,
             low_freq_factor=low,
             high_freq_factor=high,
         )
+    if theta <= 1:
+        raise ModelFileError(f"rope 'rope_theta' {theta} must be above 1 for type 'yarn'")
+    factor = max_context / original if keys.get("factor") is None else keys.number("factor")
     return RopeSpec(
         theta=theta,
         kind=kind,
         factor=factor,
         original_context=original,
-        beta_fast=float(values.get("beta_fast") or 32.0),
-        beta_slow=float(values.get("beta_slow") or 1.0),
-        truncate=bool(values.get("truncate", True)),
-        attention_factor=_yarn_attention_factor(values, factor),
+        beta_fast=keys.number("beta_fast") if keys.get("beta_fast") else 32.0,
+        beta_slow=keys.number("beta_slow") if keys.get("beta_slow") else 1.0,
+        truncate=keys.get("truncate") is None or keys.flag("truncate"),
+        attention_factor=_yarn_attention_factor(keys, factor),
     )
 
 
-def _scaling_number(values: Mapping[str, Any], key: str, kind: str) -> float:
-    if values.get(key) is None:
-        raise ModelFileError(f"rope scaling of type {kind!r} lacks the key {key!r}")
-    return positive_number(values[key], key)
-
-
-def _yarn_attention_factor(values: Mapping[str, Any], factor: float) -> float:
+def _yarn_attention_factor(keys: Keys, factor: float) -> float:
     """The factor on cosines and sines (YaRN, arXiv 2309.00071, eq. 22; `mscale` pair as DeepSeek uses it)."""
-    if values.get("attention_factor") is not None:
-        return positive_number(values["attention_factor"], "attention_factor")
+    if keys.get("attention_factor") is not None:
+        return keys.number("attention_factor")
 
     def scaled(mscale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
-    mscale, all_dim = values.get("mscale"), values.get("mscale_all_dim")
-    if mscale and all_dim:
-        return scaled(float(mscale)) / scaled(float(all_dim))
+    if keys.get("mscale") and keys.get("mscale_all_dim"):
+        return scaled(keys.number("mscale")) / scaled(keys.number("mscale_all_dim"))
     return scaled(1.0)
