@@ -4,7 +4,7 @@
     prompts.jsonl     the prompts, in the order measured
     runs.jsonl        one line per (block, arm): order, wall seconds, request ids, error
     outputs.jsonl     one line per (prompt, arm): token ids, text, finish reason, first difference
-    events-ARM.jsonl  the arm's event log (`core.stats.EventLog`)
+    events-I-ARM.jsonl  the event log of arm I (`core.stats.EventLog`)
     summary.json      the figures
 
 Written by the command line while it measures. Invariant: each arm's work on a block is written before the
@@ -37,7 +37,7 @@ class BundleWriter:
     def __init__(self, directory: Path, *, force: bool) -> None:
         """Make the directory ready. Raises `OptionError` when it may not be used."""
         self._directory = directory
-        self._runs: list[ArmRun] = []
+        self._drafters: list[str] = []
         try:
             if directory.exists() and not directory.is_dir():
                 raise OptionError(f"output {directory} is a file; give a directory")
@@ -52,6 +52,7 @@ class BundleWriter:
 
     def begin(self, config: Mapping[str, Any], prompts: Sequence[Prompt]) -> None:
         """Write what is known before the first measurement."""
+        self._drafters = list(config["drafters"])
         self._write_json(_MARKER, config)
         with (self._directory / "prompts.jsonl").open("w", encoding="utf-8") as stream:
             for index, prompt in enumerate(prompts):
@@ -61,8 +62,7 @@ class BundleWriter:
 
     def add(self, run: ArmRun) -> None:
         """Write one arm's work on one block."""
-        self._runs.append(run)
-        with (self._directory / events_name(run.drafter)).open("a", encoding="utf-8") as stream:
+        with (self._directory / events_name(self._drafters, run.drafter)).open("a", encoding="utf-8") as stream:
             run.events.dump(stream)
         with (self._directory / "outputs.jsonl").open("a", encoding="utf-8") as stream:
             for output in run.outputs:
@@ -85,9 +85,9 @@ class BundleWriter:
         (self._directory / name).write_text(text + "\n", encoding="utf-8")
 
 
-def events_name(drafter: str) -> str:
-    """File name of an arm's event log. Selections hold characters that file names should not."""
-    return f"events-{re.sub(r'[^A-Za-z0-9_.=-]+', '+', drafter)}.jsonl"
+def events_name(drafters: Sequence[str], drafter: str) -> str:
+    """File name of an arm's event log. Selections hold characters that file names should not; the index is unique."""
+    return f"events-{drafters.index(drafter)}-{re.sub(r'[^A-Za-z0-9_.=-]+', '+', drafter)}.jsonl"
 
 
 def read(directory: Path) -> Measured:
@@ -114,7 +114,7 @@ def read(directory: Path) -> Measured:
     logs = {
         drafter: EventLog.load(path)
         for drafter in config["drafters"]
-        if (path := directory / events_name(drafter)).exists()
+        if (path := directory / events_name(config["drafters"], drafter)).exists()
     }
     runs = tuple(_run(record, outputs, logs) for record in run_records)
     return Measured(

@@ -7,7 +7,6 @@ the reader of stdout went away. Invariant: no mistake of a user ends in a traceb
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -20,7 +19,6 @@ from draftsmith.cli.options import BenchOptions, ChatOptions, DemoOptions, Gener
 from draftsmith.errors import DraftsmithError
 
 USER_ERROR = 2
-READER_GONE = 141
 
 # The parent of every mistake typer finds in a command line (unknown option, missing value, ...).
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -55,7 +53,7 @@ add_command(
     "demo",
     DemoOptions,
     "draftsmith.cli.demo:run",
-    text="Watch plain and speculative decoding write the same answers (about a minute).",
+    text="Watch plain and speculative decoding write the same answers.",
     example="draftsmith demo",
 )
 add_command(
@@ -71,7 +69,7 @@ add_command(
     "chat",
     ChatOptions,
     "draftsmith.cli.chat:run",
-    text="Talk to a model; each answer reuses the conversation so far.",
+    text="Talk to a model.",
     example='draftsmith chat --system "Answer in one sentence."',
 )
 add_command(
@@ -79,7 +77,7 @@ add_command(
     "bench",
     BenchOptions,
     "draftsmith.cli.bench:run",
-    text="Compare drafters with plain decoding on the same prompts, interleaved.",
+    text="Compare drafters with plain decoding, paired and interleaved.",
     example="draftsmith bench -p prompts.jsonl -d none,suffix -o bundles/first",
 )
 add_command(
@@ -87,7 +85,7 @@ add_command(
     "models",
     ModelsOptions,
     "draftsmith.cli.models:run",
-    text="List the models known by name and the architectures that can be loaded.",
+    text="List the models known by name and what else can be loaded.",
     example="draftsmith models",
 )
 
@@ -101,16 +99,11 @@ def run(arguments: Sequence[str]) -> int:
     """Run the command line; returns the exit code."""
     try:
         code = app(args=list(arguments), prog_name="draftsmith", standalone_mode=False)
-        sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except _UsageError as error:
         return _complain(_usage_message(error))
     except DraftsmithError as error:
         return _complain(str(error))
-    except BrokenPipeError:
-        # The interpreter flushes stdout once more when it exits; give it somewhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return READER_GONE
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
 

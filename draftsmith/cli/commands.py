@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import os
+import sys
 import typing
 from collections.abc import Callable
 from typing import Any, final
@@ -17,6 +19,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 SCREEN_WIDTH = 80
+READER_GONE = 141
+"""Exit code when nobody reads stdout any more, as in `draftsmith generate ... | head -1`."""
 _LAST_SECTION = "Options"
 
 
@@ -82,13 +86,20 @@ def _bold(text: str) -> str:
 def add_command(app: typer.Typer, name: str, options_class: type, target: str, *, text: str, example: str) -> None:
     """Add a command whose options are `options_class` and whose work is `target` ("module:function").
 
-    The function gets one instance of the class and returns the exit code, or None for 0.
+    The function gets one instance of the class and returns the exit code.
     """
 
     def callback(**values: Any) -> int:
         module_name, _, function_name = target.partition(":")
-        run: Callable[[Any], int | None] = getattr(importlib.import_module(module_name), function_name)
-        return run(options_class(**values)) or 0
+        run: Callable[[Any], int] = getattr(importlib.import_module(module_name), function_name)
+        try:
+            code = run(options_class(**values))
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The interpreter flushes stdout once more when it exits: give it somewhere to go.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return READER_GONE
+        return code
 
     hints = typing.get_type_hints(options_class, include_extras=True)
     parameters = [

@@ -21,6 +21,7 @@ from rich.text import Text
 from draftsmith.bench.demo_prompts import DemoPrompt
 from draftsmith.bench.differences import NEAR_TIE
 from draftsmith.bench.runs import BASELINE, ArmRun, Measured
+from draftsmith.cli.console import OutputConsole
 from draftsmith.cli.telling import Answer
 from draftsmith.core.stats import summarise
 from draftsmith.engine.results import Origin, TokenEvent
@@ -66,7 +67,7 @@ def choose_view(stream: TextIO, *, json: bool, drafter: str) -> DemoView:
     """The view that fits where stdout goes."""
     if json:
         return SilentView()
-    console = Console(file=stream, highlight=False)
+    console = OutputConsole(stream)
     return LiveView(console, drafter) if console.is_terminal else PlainView(console, drafter)
 
 
@@ -112,7 +113,7 @@ class PlainView(ConsoleView):
 
     def begin(self, item: DemoPrompt, number: int, total: int) -> None:
         """Print the task."""
-        self._console.print(f"\n[bold][{number}/{total}] {item.kind}: {item.title}", markup=True, soft_wrap=True)
+        self._console.print(f"\n[{number}/{total}] {item.kind}: {item.title}", style="bold", soft_wrap=True)
 
     def token(self, drafter: str, event: TokenEvent, answer: Answer) -> None:
         """Nothing: the answer is printed when both are done."""
@@ -122,7 +123,7 @@ class PlainView(ConsoleView):
         lines = runs[self._drafter].outputs[0].text.strip().splitlines()
         more = [f"... ({len(lines) - _PLAIN_LINES} more lines)"] if len(lines) > _PLAIN_LINES else []
         for line in lines[:_PLAIN_LINES] + more:
-            self._console.print(f"    {line}", markup=False, soft_wrap=True)
+            self._console.print(f"    {line}", soft_wrap=True)
         self._console.print(_verdict(runs, self._drafter), soft_wrap=True)
 
 
@@ -155,7 +156,7 @@ class LiveView(ConsoleView):
     def end(self, item: DemoPrompt, runs: Mapping[str, ArmRun]) -> None:
         """Close the columns; the prompt's line stays."""
         self._live.stop()
-        self._console.print(f"{self._title}\n{_verdict(runs, self._drafter)}", markup=False, soft_wrap=True)
+        self._console.print(f"{self._title}\n{_verdict(runs, self._drafter)}", soft_wrap=True)
 
     def _draw(self) -> None:
         self._drawn = time.monotonic()

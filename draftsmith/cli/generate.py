@@ -30,7 +30,8 @@ def run(options: GenerateOptions) -> int:
     writer = None if options.json else AnswerWriter(engine.tokenizer, color=color)
     answer, interrupted = _answer(engine, prompt, settings, writer)
     if writer is None:
-        print(json.dumps({"model": options.model, "drafter": options.drafter, **answer.as_json()}, ensure_ascii=False))
+        head = {"model": options.model, "drafter": options.drafter, "prompt_tokens": len(engine.encode(prompt))}
+        print(json.dumps({**head, **answer.as_json()}, ensure_ascii=False))
     else:
         writer.end()
         if color:

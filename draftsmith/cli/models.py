@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 
 from draftsmith.cli.options import ModelsOptions
 from draftsmith.io.catalogue import ListedModel, list_models
@@ -19,8 +20,9 @@ def run(options: ModelsOptions) -> int:
     if options.json:
         print(json.dumps({"models": [_record(model) for model in models], "architectures": list(ARCHITECTURES)}))
         return 0
-    from rich.console import Console
     from rich.table import Table
+
+    from draftsmith.cli.console import OutputConsole
 
     table = Table(box=None, pad_edge=False)
     for heading in ("NAME", "SIZE", "LICENCE", "STATUS"):
@@ -28,10 +30,10 @@ def run(options: ModelsOptions) -> int:
     for model in models:
         status = "ready" if model.path else f"not here: {model.hint}"
         table.add_row(model.name, _size(model.size_bytes), model.licence or "-", status)
-    console = Console()
+    console = OutputConsole(sys.stdout)
     console.print(table)
-    print("\nAlso a .gguf file, a directory with config.json and *.safetensors, or a hub id.")
-    print(f"Architectures: {', '.join(ARCHITECTURES)}")
+    console.print("\nAlso a .gguf file, a directory with config.json and *.safetensors, or a hub id.")
+    console.print(f"Architectures: {', '.join(ARCHITECTURES)}")
     return 0
 
 

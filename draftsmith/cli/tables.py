@@ -5,16 +5,18 @@ Called by `bench`. Invariant: it prints what `summary.json` holds and computes n
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+
+from draftsmith.cli.console import OutputConsole
 
 
 def print_bench_tables(summary: Mapping[str, Any]) -> None:
     """One table of the arms, and one of categories where the data have them."""
-    console = Console()
+    console = OutputConsole(sys.stdout)
     results = summary["results"]
     console.print(_arms_table(results))
     if any("categories" in result for result in results):

@@ -1,0 +1,35 @@
+"""Fixtures of the command line's tests."""
+
+import io
+
+import pytest
+
+from tests.cli.tiny import write_tiny
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """A tiny model on disk."""
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+
+
+@pytest.fixture(scope="session")
+def other(tmp_path_factory):
+    """A model of the same vocabulary and other weights, as a drafter."""
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "other.gguf", seed=1)
+
+
+@pytest.fixture(scope="session")
+def tiny_ending(tmp_path_factory):
+    """The tiny model, ending its answer after z."""
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "ending.gguf", ends=True)
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    """Sets what the command reads from stdin."""
+
+    def feed(text):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+
+    return feed
