@@ -4,8 +4,9 @@
     engine = Engine.load("smollm2", drafter="suffix")
     print(engine.generate([{"role": "user", "content": "Hello"}], max_new_tokens=64).text)
 
-Whoever waits for tokens drives the engine: a lock lets one thread step at a time, and a step serves
-everybody's requests. Invariant: a request's output depends on its prompt, settings and seed alone.
+Whoever waits for tokens drives the engine: one thread at a time steps, a step serves everybody's requests,
+and whoever waits for its own looks again after each. Submitting and cancelling never wait, so they may be
+called from an event loop. Invariant: a request's output depends on its prompt, settings and seed alone.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import asyncio
 import dataclasses
 import itertools
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Series
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,11 +29,13 @@ from draftsmith.drafters.base import Drafter, TargetInfo
 from draftsmith.engine.loading import LoadedModel, default_memory_bytes, load_model
 from draftsmith.engine.params import GenerationParams, Prompt
 from draftsmith.engine.prompts import encode_prompt, is_batch
-from draftsmith.engine.results import GenerationResult, TokenEvent
+from draftsmith.engine.results import GenerationResult
 from draftsmith.engine.scheduler import Scheduler
 from draftsmith.engine.sequence import Sequence
 from draftsmith.engine.stop import StopRules
-from draftsmith.errors import OptionError
+from draftsmith.engine.streams import AsyncTokenStream, Call, TokenStream
+from draftsmith.engine.turn import Turn
+from draftsmith.errors import DraftsmithError, OptionError
 from draftsmith.models.detokenizer import Detokenizer
 from draftsmith.models.spec import DecoderSpec
 from draftsmith.models.tokenizer import Tokenizer
@@ -74,8 +77,10 @@ class Engine:
         self._settings = settings or EngineSettings()
         self._load = load or (lambda name: load_model(name))
         self._ids = itertools.count()
-        self._lock = threading.Lock()
-        self._executor: ThreadPoolExecutor | None = None
+        self._turn = Turn()
+        # One thread for all asynchronous steps: every other thread would bring its own OpenMP team.
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="draftsmith-step")
+        self._making = threading.Lock()
         self._drafters: dict[str, Drafter] = {}
         self._scheduler = Scheduler(
             model.backend,
@@ -154,56 +159,58 @@ class Engine:
         """
         many = is_batch(prompt)
         prompts: list[Any] = list(prompt) if many else [prompt]
-        groups = self._submit(prompts, GenerationParams.create(**params))
-        for _ in self._events([sequence for group in groups for sequence in group]):
+        call, groups = self._submit(prompts, GenerationParams.create(**params))
+        for _ in TokenStream(call, self._advance, self._cancel):
             pass
         results = [_gather(group) for group in groups]
         return results if many else results[0]
 
-    def stream(self, prompt: Prompt, **params: Any) -> Iterator[TokenEvent]:
-        """Yield events as tokens come; `event.index` tells samples apart. Closing the iterator cancels."""
-        groups = self._submit([prompt], GenerationParams.create(**params))
-        return self._events(groups[0])
+    def stream(self, prompt: Prompt, **params: Any) -> TokenStream:
+        """Yield events as tokens come; `event.index` tells samples apart. Closing or dropping it cancels."""
+        call, _ = self._submit([prompt], GenerationParams.create(**params))
+        return TokenStream(call, self._advance, self._cancel)
 
     async def agenerate(self, prompt: Prompt | Series[Prompt], **params: Any) -> Any:
         """`generate` for asynchronous callers; cancelling the task cancels the requests."""
         many = is_batch(prompt)
         prompts: list[Any] = list(prompt) if many else [prompt]
-        groups = self._submit(prompts, GenerationParams.create(**params))
-        async for _ in self._aevents([sequence for group in groups for sequence in group]):
+        call, groups = self._submit(prompts, GenerationParams.create(**params))
+        async for _ in AsyncTokenStream(call, self._aadvance, self._cancel):
             pass
         results = [_gather(group) for group in groups]
         return results if many else results[0]
 
-    def astream(self, prompt: Prompt, **params: Any) -> AsyncIterator[TokenEvent]:
+    def astream(self, prompt: Prompt, **params: Any) -> AsyncTokenStream:
         """`stream` for asynchronous callers."""
-        groups = self._submit([prompt], GenerationParams.create(**params))
-        return self._aevents(groups[0])
+        call, _ = self._submit([prompt], GenerationParams.create(**params))
+        return AsyncTokenStream(call, self._aadvance, self._cancel)
 
     def take_events(self) -> EventLog:
         """The event log since the last call; the engine starts a new one."""
-        with self._lock:
-            log, self._scheduler.log = self._scheduler.log, EventLog()
-        return log
+        taken: list[EventLog] = []
+        self._alone(lambda: taken.append(self._scheduler.take_log()))
+        return taken[0]
 
     def clear_prefixes(self) -> None:
         """Forget reusable prefixes (between the arms of a measurement)."""
-        with self._lock:
-            self._scheduler.clear_prefixes()
+        self._alone(self._scheduler.clear_prefixes)
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _submit(self, prompts: Series[Prompt], params: GenerationParams) -> list[list[Sequence]]:
+    def _submit(self, prompts: Series[Prompt], params: GenerationParams) -> tuple[Call, list[list[Sequence]]]:
         params = dataclasses.replace(params, drafter=params.drafter or self._settings.drafter)
         groups = [self._make_sequences(self.encode(prompt), params) for prompt in prompts]
-        with self._lock:
-            for group in groups:
-                for sequence in group:
-                    self._scheduler.check_fits(sequence)
-            for group in groups:
-                for sequence in group:
-                    self._scheduler.submit(sequence)
-        return groups
+        for group in groups:
+            for sequence in group:
+                self._scheduler.check_fits(sequence)
+        call = Call()
+        for group in groups:
+            for sequence in group:
+                sequence.join(call)
+        for group in groups:
+            for sequence in group:
+                self._scheduler.submit(sequence)
+        return call, groups
 
     def _make_sequences(self, prompt_ids: list[int], params: GenerationParams) -> list[Sequence]:
         room = self.spec.max_context - len(prompt_ids)
@@ -224,9 +231,10 @@ class Engine:
         return sequences
 
     def _drafter(self, selection_text: str) -> Drafter:
-        drafter = self._drafters.get(selection_text)
-        if drafter is None:
-            drafter = self._drafters[selection_text] = self._make_drafter(selection_text)
+        with self._making:
+            drafter = self._drafters.get(selection_text)
+            if drafter is None:
+                drafter = self._drafters[selection_text] = self._make_drafter(selection_text)
         return drafter
 
     def _make_drafter(self, selection_text: str) -> Drafter:
@@ -245,57 +253,48 @@ class Engine:
         )
         return drafter_class.create(options, target)
 
-    def _events(self, sequences: list[Sequence]) -> Iterator[TokenEvent]:
+    def _advance(self, call: Call) -> None:
+        """Step once, unless another thread's step has brought something for this call meanwhile."""
+
+        def step() -> None:
+            if not self._guarded(self._scheduler.step) and not call.settled:
+                raise AssertionError("a live sequence is in no queue")
+
+        self._alone(step, unless=lambda: call.settled)
+
+    async def _aadvance(self, call: Call) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._executor, self._advance, call)
+
+    def _cancel(self, call: Call) -> None:
+        """Let go of a call, without waiting: while a step runs, whoever runs it ends the call's sequences after it."""
+        if call.num_live and not call.cancelled:
+            call.cancelled = True
+            self._scheduler.note_cancelled()
+            self._reap()
+
+    def _alone(self, work: Callable[[], object], *, unless: Callable[[], bool] = lambda: False) -> None:
+        """Do something to the scheduler while nobody else does."""
         try:
-            while _unfinished(sequences):
-                yield from _drain(sequences)
-                if not _ready(sequences):
-                    self._advance(sequences)
-            yield from _drain(sequences)
+            self._turn.run(work, unless=unless)
         finally:
-            self._cancel(sequences, wait=True)
+            self._reap()
 
-    async def _aevents(self, sequences: list[Sequence]) -> AsyncIterator[TokenEvent]:
-        if self._executor is None:
-            # One thread for all asynchronous steps: every other thread would bring its own OpenMP team.
-            self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="draftsmith-step")
-        loop = asyncio.get_running_loop()
+    def _reap(self) -> None:
+        while self._scheduler.has_cancelled and self._turn.try_run(lambda: self._guarded(self._scheduler.reap)):
+            pass
+
+    def _guarded(self, work: Callable[[], bool]) -> bool:
+        """Do a piece of the scheduler's work. If it breaks off, those it concerned fail and the engine goes on."""
         try:
-            while _unfinished(sequences):
-                for event in _drain(sequences):
-                    yield event
-                if not _ready(sequences):
-                    await loop.run_in_executor(self._executor, self._advance, sequences)
-            for event in _drain(sequences):
-                yield event
-        finally:
-            self._cancel(sequences, wait=False)
-
-    def _advance(self, sequences: list[Sequence]) -> None:
-        """Step once, unless another caller's step has already brought something for these sequences."""
-        with self._lock:
-            if _ready(sequences) or not _unfinished(sequences):
-                return
-            try:
-                stepped = self._scheduler.step()
-            except Exception as error:  # owners of the step's sequences each meet it in `_drain`
-                self._scheduler.abort(error)
-            except BaseException as error:
-                self._scheduler.abort(error)
-                raise
-            else:
-                if not stepped and not _ready(sequences):
-                    raise AssertionError("a live sequence is in no queue")
-
-    def _cancel(self, sequences: list[Sequence], *, wait: bool) -> None:
-        live = [sequence for sequence in sequences if sequence.live]
-        for sequence in live:
-            sequence.cancelled = True
-        if live and self._lock.acquire(blocking=wait):
-            try:
-                self._scheduler.reap()
-            finally:
-                self._lock.release()
+            return work()
+        except Exception as error:  # each caller meets it in its own call
+            self._scheduler.abort(error)
+            return True
+        except BaseException as error:  # an interrupt is its thread's own affair; others are told what happened
+            interrupted = DraftsmithError(f"a step was interrupted ({type(error).__name__}) and its requests ended")
+            interrupted.__cause__ = error
+            self._scheduler.abort(interrupted)
+            raise
 
 
 def _make_controller(selection_text: str) -> Controller:
@@ -305,22 +304,6 @@ def _make_controller(selection_text: str) -> Controller:
         raise OptionError(f"{selection.target} is not a Controller")
     options = read_options(controller_class.Options, selection.options, f"controller {selection_text}")
     return controller_class.create(options)
-
-
-def _unfinished(sequences: Series[Sequence]) -> bool:
-    return any(sequence.live for sequence in sequences)
-
-
-def _ready(sequences: Series[Sequence]) -> bool:
-    return any(sequence.events or sequence.error is not None for sequence in sequences)
-
-
-def _drain(sequences: Series[Sequence]) -> Iterator[TokenEvent]:
-    for sequence in sequences:
-        while sequence.events:
-            yield sequence.events.popleft()
-        if sequence.error is not None:
-            raise sequence.error
 
 
 def _gather(group: list[Sequence]) -> GenerationResult:

@@ -17,6 +17,7 @@ from draftsmith.models.kv_cache import KVCache
 
 MIN_REUSED = 4
 """Shorter common prefixes are not worth the copy."""
+_BLOCK = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,16 @@ class PrefixPool:
         self._drop(next(iter(self._entries)))
         return True
 
+    def discard(self, sequence_id: int) -> None:
+        """Take an entry out without touching its rows, if it is there."""
+        self._entries.pop(sequence_id, None)
+
+    def close_others(self) -> None:
+        """Close the rows of every sequence that is not in the pool (what a step that broke off left behind)."""
+        for sequence_id in self._cache.sequence_ids:
+            if sequence_id not in self._entries:
+                self._cache.close(sequence_id)
+
     def clear(self) -> None:
         """Drop all entries."""
         while self.evict_oldest():
@@ -91,6 +102,8 @@ class PrefixPool:
 
 def _common_prefix_len(left: Series[int], right: Series[int], limit: int) -> int:
     limit = min(limit, len(left), len(right))
-    if left[:limit] == right[:limit]:
-        return limit
-    return next(i for i in range(limit) if left[i] != right[i])
+    for start in range(0, limit, _BLOCK):  # slices compare at the speed of C
+        end = min(start + _BLOCK, limit)
+        if left[start:end] != right[start:end]:
+            return next(place for place in range(start, end) if left[place] != right[place])
+    return limit

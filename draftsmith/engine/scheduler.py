@@ -1,14 +1,15 @@
 """Continuous batching: who takes part in the next step, with how many rows.
 
-Called by the engine, from one thread at a time. Decoding sequences come first, then prompt chunks, then
-new admissions, first come first served. Invariants: a sequence is waiting, running or ended; the bytes
-of cache and drafters together stay within the budget; a preempted sequence resumes with the same draws,
-since noise is keyed by position.
+Called by the engine, from one thread at a time (`submit`, `check_fits` and `note_cancelled` from any).
+Decoding sequences come first, then prompt chunks, then new admissions, first come first served.
+Invariants: a sequence is waiting, running or ended; the bytes of cache and drafters together stay within
+the budget; a preempted sequence resumes with the same draws, since noise is keyed by position.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from contextlib import ExitStack
 
 from draftsmith.control.base import Controller, RequestSignal
 from draftsmith.core.stats import EventLog
@@ -43,6 +44,8 @@ class Scheduler:
         self._pool = PrefixPool(target.cache, _POOL_CAPACITY if prefix_cache else 0)
         self._prefix_cache = prefix_cache
         self._num_steps = 0
+        self._submitted: deque[Sequence] = deque()
+        self._has_cancelled = False
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.log = EventLog()
@@ -59,12 +62,28 @@ class Scheduler:
             )
 
     def submit(self, sequence: Sequence) -> None:
-        """Queue a sequence that `check_fits` let pass."""
-        self.waiting.append(sequence)
+        """Queue a sequence that `check_fits` let pass. Any thread may, also while a step runs."""
+        self._submitted.append(sequence)
+
+    def note_cancelled(self) -> None:
+        """Some sequences' caller has let go of them: the next step or `reap` ends them. Any thread may."""
+        self._has_cancelled = True
+
+    @property
+    def has_cancelled(self) -> bool:
+        """Whether there may be cancelled sequences that `reap` has not ended yet."""
+        return self._has_cancelled
+
+    @property
+    def idle(self) -> bool:
+        """Whether no sequence is on its way."""
+        return not (self._submitted or self.waiting or self.running)
 
     def step(self) -> bool:
         """Run one step. Returns False when there was nothing to do."""
         self.reap()
+        while self._submitted:
+            self.waiting.append(self._submitted.popleft())
         plan = self._plan()
         if not plan:
             return False
@@ -73,15 +92,32 @@ class Scheduler:
         for slot in plan:
             if slot.sequence.finish_reason is not None:
                 self._retire(slot.sequence)
+            elif not slot.sequence.live:
+                self._release(slot.sequence)
+                self.running.remove(slot.sequence)
         self.reap()
         return True
 
     def abort(self, error: BaseException) -> None:
-        """A step failed half way: its sequences cannot go on, the others can."""
-        for sequence in self.running:
-            sequence.error = error
-            self._release(sequence)
-        self.running.clear()
+        """A step broke off, at whatever point: what was running fails with `error`, what waits can go on.
+
+        Nothing the step left behind survives: rows without an owner are closed, prefixes it was about to
+        keep are dropped.
+        """
+        broken, self.running = self.running, []
+        self.waiting = deque(sequence for sequence in self.waiting if sequence not in broken)
+        for sequence in broken:
+            sequence.fail(error)
+        with ExitStack() as stack:  # each is released even if a drafter fails to forget another
+            stack.callback(self._pool.close_others)
+            for sequence in broken:
+                self._pool.discard(sequence.id)
+                stack.callback(self._release, sequence)
+
+    def take_log(self) -> EventLog:
+        """The event log so far; a new one begins."""
+        log, self.log = self.log, EventLog()
+        return log
 
     def clear_prefixes(self) -> None:
         """Forget all reusable prefixes."""
@@ -153,8 +189,9 @@ class Scheduler:
                 continue  # its sibling is still reading the same prompt
             if not self._fits(sequence):
                 return None
-            self.waiting.remove(sequence)
+            # Never in no queue, even if interrupted here.
             self.running.append(sequence)
+            self.waiting.remove(sequence)
             self._open(sequence)
             return sequence
         return None
@@ -217,31 +254,40 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
+        self.waiting.appendleft(sequence)
         self.running.remove(sequence)
         self._cache.close(sequence.id)
         sequence.drafter.truncate(sequence.id, 0)
         sequence.preemptions += 1
-        self.waiting.appendleft(sequence)
 
-    def reap(self) -> None:
-        """End what has been cancelled and give its memory back."""
-        for sequence in [item for item in self.waiting if item.cancelled]:
-            self.waiting.remove(sequence)
-            sequence.drafter.forget(sequence.id)
+    def reap(self) -> bool:
+        """End what has been cancelled and give its memory back. Returns whether there was anything."""
+        if not self._has_cancelled:
+            return False
+        self._has_cancelled = False
+        while self._submitted:
+            self.waiting.append(self._submitted.popleft())
+        dropped = [sequence for sequence in self.waiting if sequence.cancelled]
+        if dropped:
+            self.waiting = deque(sequence for sequence in self.waiting if not sequence.cancelled)
+        for sequence in dropped:
             sequence.end("cancelled")
+            self._release(sequence)
         for sequence in [item for item in self.running if item.cancelled]:
             sequence.end("cancelled")
             self._retire(sequence)
+        return True
 
     def _retire(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
-        self._controller.forget(sequence.id)
         if self._prefix_cache:
+            self._controller.forget(sequence.id)
             self._pool.add(sequence.id, sequence.drafter)
         else:
             self._release(sequence)
+        self.running.remove(sequence)
 
     def _release(self, sequence: Sequence) -> None:
-        if sequence.id in self._cache:  # a failed admission may not have opened it
+        self._controller.forget(sequence.id)
+        if sequence.id in self._cache:  # it may be waiting, or its admission failed
             self._cache.close(sequence.id)
         sequence.drafter.forget(sequence.id)

@@ -8,7 +8,6 @@ committed at most `len(tokens) - 1` rows (the root is never fed early), and ever
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Sequence as Series
 
 import torch
@@ -21,15 +20,16 @@ from draftsmith.drafters.base import Drafter
 from draftsmith.engine.params import GenerationParams
 from draftsmith.engine.results import GenerationResult, Origin, RequestStatistics, TokenEvent, TokenLogprob
 from draftsmith.engine.stop import StopRules
+from draftsmith.engine.streams import Call
 
 
 class Sequence:
     """One sample of one request."""
 
     __slots__ = (
-        "_emitted_at", "_num_accepted", "_num_counted", "_num_drafted", "_num_steps", "_submitted_at", "cancelled",
-        "drafter", "drafter_name", "error", "events", "finish_reason", "logprobs", "origins", "params", "preemptions",
-        "reused", "sibling", "stop", "text_parts", "view",
+        "_first_at", "_last_at", "_num_accepted", "_num_counted", "_num_drafted", "_num_steps", "_submitted_at", "call",
+        "drafter", "drafter_name", "error", "finish_reason", "logprobs", "origins", "params", "preemptions", "reused",
+        "sibling", "stop", "text_parts", "view",
     )  # fmt: skip
 
     def __init__(
@@ -56,8 +56,7 @@ class Sequence:
         self.sibling: Sequence | None = None
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
-        self.cancelled = False
-        self.events: deque[TokenEvent] = deque()
+        self.call = Call()
         self.text_parts: list[str] = []
         self.origins: list[Origin] = []
         self.logprobs: list[TokenLogprob] = []
@@ -68,7 +67,8 @@ class Sequence:
         self._num_drafted = 0
         self._num_accepted = 0
         self._submitted_at = time.perf_counter()
-        self._emitted_at: list[float] = []
+        self._first_at: float | None = None
+        self._last_at: float | None = None
 
     @property
     def id(self) -> int:
@@ -86,9 +86,19 @@ class Sequence:
         return self.finish_reason is None and self.error is None
 
     @property
+    def cancelled(self) -> bool:
+        """Whether its caller has let go of it."""
+        return self.call.cancelled
+
+    @property
     def remaining(self) -> int:
         """Tokens it may still emit under `max_new_tokens`."""
         return self.params.max_new_tokens - self.view.position
+
+    def join(self, call: Call) -> None:
+        """Report to this call."""
+        self.call = call
+        call.num_live += 1
 
     def settle(self, verdict: Verdict, proposal: Proposal, logits_TV: torch.Tensor, from_prompt: bool) -> Verdict:
         """Emit a verdict's tokens one by one under the stop rules; returns the verdict cut where they ended it.
@@ -98,11 +108,12 @@ class Sequence:
         """
         text: list[str] = []
         emitted = 0
+        reason = None
         for token in verdict.tokens:
             emitted += 1
-            part, self.finish_reason = self.stop.add(token)
+            part, reason = self.stop.add(token)
             text.append(part)
-            if self.finish_reason is not None:
+            if reason is not None:
                 break
         verdict = verdict if emitted == len(verdict.tokens) else verdict.cut(emitted)
         origins = _origins(verdict, proposal)
@@ -115,21 +126,29 @@ class Sequence:
             self._num_counted += verdict.num_emitted
             self._num_drafted += proposal.tree.num_drafted
             self._num_accepted += verdict.num_accepted
-        self._emitted_at.append(time.perf_counter())
-        self._push(verdict.tokens, "".join(text), origins, logprobs)
+        self._last_at = time.perf_counter()
+        if self._first_at is None:
+            self._first_at = self._last_at
+        self._push(verdict.tokens, "".join(text), origins, logprobs, reason)
         return verdict
 
     def end(self, reason: str) -> None:
-        """End it from outside (cancelled, no memory): what is held back is handed out."""
-        self.finish_reason = reason
-        self._push((), self.stop.flush(), (), () if self.params.logprobs is not None else None)
+        """End it from outside (it was cancelled): what is held back is handed out."""
+        self._push((), self.stop.flush(), (), () if self.params.logprobs is not None else None, reason)
+
+    def fail(self, error: BaseException) -> None:
+        """End it with an error, which its caller meets; what has finished stays as it is."""
+        if self.live:
+            self.error = error
+            self.call.error = self.call.error or error
+            self.call.num_live -= 1
 
     def result(self) -> GenerationResult:
         """The finished sample."""
         tokens = tuple(self.view.tokens[self.view.prompt_len :])
         steps = self._num_steps
-        now = self._emitted_at[-1] if self._emitted_at else time.perf_counter()
-        first = self._emitted_at[0] if self._emitted_at else now
+        now = self._last_at if self._last_at is not None else time.perf_counter()
+        first = self._first_at if self._first_at is not None else now
         statistics = RequestStatistics(
             drafter=self.drafter_name,
             seed=self.view.random.seed,
@@ -155,10 +174,18 @@ class Sequence:
         )
 
     def _push(
-        self, tokens: tuple[int, ...], text: str, origins: tuple[Origin, ...], logprobs: tuple[TokenLogprob, ...] | None
+        self,
+        tokens: tuple[int, ...],
+        text: str,
+        origins: tuple[Origin, ...],
+        logprobs: tuple[TokenLogprob, ...] | None,
+        reason: str | None,
     ) -> None:
         self.text_parts.append(text)
-        self.events.append(TokenEvent(self.index, tokens, text, origins, logprobs, self.finish_reason))
+        self.call.events.append(TokenEvent(self.index, tokens, text, origins, logprobs, reason))
+        if reason is not None:  # last of all: whoever sees the end finds everything in place
+            self.finish_reason = reason
+            self.call.num_live -= 1
 
     def _logprobs(self, verdict: Verdict, logits_TV: torch.Tensor) -> tuple[TokenLogprob, ...] | None:
         count = self.params.logprobs

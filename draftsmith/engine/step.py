@@ -2,7 +2,8 @@
 
 Called by the scheduler with a plan. Prompt chunk, plain decode and verification differ only in how many
 rows a slot brings and keeps. Invariants: every scored row is settled by exactly one `cache.keep`; after
-the step the cache has committed all tokens of a sequence but its root.
+the step the cache has committed all tokens of a live sequence but its root; an error raised on purpose
+(an unsound combination, a broken row) ends the sequences it concerns and nobody else's.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from draftsmith.core.types import Proposal, ProposalKind, Verdict
 from draftsmith.core.verify import verify
 from draftsmith.drafters.base import Commit, Drafter, Tap
 from draftsmith.engine.sequence import Sequence
-from draftsmith.errors import UnsoundError
+from draftsmith.errors import DraftsmithError, UnsoundError
 from draftsmith.models.backend import Backend, RowGroup
 
 
@@ -76,7 +77,7 @@ def run_step(plan: Series[Slot], target: Backend, controller: Controller, log: E
     scored = target.score([slot.rows() for slot in plan], needs)
     verified = perf_counter()
     for slot, logits_TV in zip(plan, scored.logits, strict=True):
-        if slot.draws:
+        if slot.draws and slot.sequence.live:
             _verify(slot, logits_TV)
     sampled = perf_counter()
     for slot, logits_TV in zip(plan, scored.logits, strict=True):
@@ -112,26 +113,35 @@ def _draft(slots: Series[Slot], controller: Controller) -> None:
         by_drafter.setdefault(id(slot.sequence.drafter), []).append(slot)
     for group in by_drafter.values():
         drafter = group[0].sequence.drafter
-        proposals = drafter.propose(
-            [slot.sequence.view for slot in group], [slot.budget for slot in group], controller.keep_drafting
-        )
+        try:
+            proposals = drafter.propose(
+                [slot.sequence.view for slot in group], [slot.budget for slot in group], controller.keep_drafting
+            )
+        except DraftsmithError as error:
+            for slot in group:
+                slot.sequence.fail(error)
+            continue
         for slot, proposal in zip(group, proposals, strict=True):
             assert proposal.tree.num_drafted <= slot.budget, "a drafter exceeded its budget"
             slot.proposal = proposal
     selected = controller.select([slot.proposal for slot in slots])
     for slot, proposal in zip(slots, selected, strict=True):
         sampled = slot.proposal.kind is not ProposalKind.POINT_MASS
+        slot.proposal = proposal
         if sampled and controller.looks_at_tokens and not slot.sequence.view.sampler.greedy:
-            raise UnsoundError(
+            unsound = UnsoundError(
                 f"controller {type(controller).__name__} looks at drafted tokens it may drop, which changes the law of "
                 f"sampled proposals (drafter {slot.sequence.drafter_name}); use rule coupling or another controller"
             )
-        slot.proposal = proposal
+            slot.sequence.fail(unsound)
 
 
 def _verify(slot: Slot, logits_TV: torch.Tensor) -> None:
     view = slot.sequence.view
-    slot.verdict = verify(slot.proposal, logits_TV, view.sampler, view.random, view.position)
+    try:
+        slot.verdict = verify(slot.proposal, logits_TV, view.sampler, view.random, view.position)
+    except DraftsmithError as error:
+        slot.sequence.fail(error)
 
 
 def _commit(plan: Series[Slot], taps: Series[Mapping[Tap, torch.Tensor]]) -> None:

@@ -393,7 +393,7 @@ def test_bad_requests_are_refused_in_one_line(prompt, params, error):
     with pytest.raises(error) as caught:
         engine.generate(prompt, **params)
     assert "\n" not in str(caught.value)
-    assert len(engine._scheduler.waiting) == 0
+    assert engine._scheduler.idle
 
 
 def test_what_never_fits_is_refused():

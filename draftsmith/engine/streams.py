@@ -1,0 +1,116 @@
+"""What a caller holds while its requests run: one call, and the iterators that drive it.
+
+Used by the engine for every way of calling it; the scheduler's sequences put their events into the call.
+Invariants: a call's events stand in the order they came; an event is there before the count of live
+sequences says that it was the last; whoever lets go of an iterator, even one never started, cancels
+what is left of its call.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import final
+
+from draftsmith.engine.results import TokenEvent
+
+
+@final
+class Call:
+    """The sequences of one generate or stream, as far as their caller sees them."""
+
+    __slots__ = ("cancelled", "error", "events", "num_live")
+
+    def __init__(self) -> None:
+        self.events: deque[TokenEvent] = deque()
+        self.num_live = 0
+        self.error: BaseException | None = None
+        self.cancelled = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is nothing to wait for: an event or an error is there, or all sequences have ended."""
+        return bool(self.events) or self.error is not None or self.num_live == 0
+
+    def take(self) -> TokenEvent | None:
+        """The oldest event not taken yet, None when there is none. Raises the error that ended a sequence."""
+        if self.events:
+            return self.events.popleft()
+        if self.error is not None:
+            raise self.error
+        return None
+
+
+@final
+class TokenStream(Iterator[TokenEvent]):
+    """Events of a call as they come; closing or dropping it cancels."""
+
+    def __init__(self, call: Call, advance: Callable[[Call], None], cancel: Callable[[Call], None]) -> None:
+        self._call = call
+        self._advance = advance
+        self._cancel = cancel
+        self._closed = False
+
+    def __next__(self) -> TokenEvent:
+        call = self._call
+        try:
+            while not self._closed:
+                # Asked before the events: the last event comes before the count falls to 0.
+                is_live = call.num_live > 0
+                event = call.take()
+                if event is not None:
+                    return event
+                if not is_live:
+                    break
+                self._advance(call)
+        except BaseException:
+            self.close()
+            raise
+        raise StopIteration
+
+    def close(self) -> None:
+        """Cancel what still runs; nothing more is yielded."""
+        self._closed = True
+        self._cancel(self._call)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+@final
+class AsyncTokenStream(AsyncIterator[TokenEvent]):
+    """`TokenStream` for asynchronous callers; cancelling the task that waits for an event cancels the call."""
+
+    def __init__(self, call: Call, advance: Callable[[Call], Awaitable[None]], cancel: Callable[[Call], None]) -> None:
+        self._call = call
+        self._advance = advance
+        self._cancel = cancel
+        self._closed = False
+
+    async def __anext__(self) -> TokenEvent:
+        call = self._call
+        try:
+            while not self._closed:
+                is_live = call.num_live > 0
+                event = call.take()
+                if event is not None:
+                    return event
+                if not is_live:
+                    break
+                await self._advance(call)
+        except BaseException:
+            self.close()
+            raise
+        raise StopAsyncIteration
+
+    def close(self) -> None:
+        """Cancel what still runs; nothing more is yielded. Never waits."""
+        self._closed = True
+        self._cancel(self._call)
+
+    async def aclose(self) -> None:
+        """`close`, under the name that asynchronous generators have."""
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
