@@ -27,6 +27,7 @@ from draftsmith.models.backend import Backend, RowGroup
 
 _CATCH_UP_ROWS = 512
 _POINT_MASS_RULES = (Rule.COUPLING, Rule.MATCH)
+_CHAIN_RULES = (Rule.CHAIN, Rule.BLOCK)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class ModelOptions:
     """Options of the standalone draft model.
 
     `model`: a model name as for the target. `max_draft`: most nodes of a proposal. `tree`: children per
-    level, as in "3x2x1"; None drafts a chain.
+    level, as in "3x2x1"; None drafts a chain, and so do requests whose rule verifies chains alone.
     """
 
     model: str = ""
@@ -59,12 +60,14 @@ class ModelOptions:
 class _Known:
     """What the draft model knows of a sequence: its emitted tokens in draft ids.
 
-    `lengths[i]`: draft tokens after the first i target tokens (None: one for one).
+    `lengths[i]`: draft tokens after the first i target tokens (None: one for one). `num_held`: so many of
+    the tokens are known to be the cache's first ones.
     """
 
     tokens: list[int] = field(default_factory=list)
     num_target: int = 0
     lengths: list[int] | None = None
+    num_held: int = 0
 
     def length_at(self, num_target: int) -> int:
         num_target = min(num_target, self.num_target)
@@ -76,14 +79,16 @@ class _Known:
             if self.lengths is not None:
                 del self.lengths[num_target + 1 :]
             self.num_target = num_target
+            self.num_held = min(self.num_held, len(self.tokens))
 
 
 @dataclass(slots=True)
 class _Draft:
-    """One proposal under construction. `level`: nodes whose children are drawn next."""
+    """One proposal under construction. `levels`: children per level (None: a chain); `level`: nodes drawn from next."""
 
     view: SequenceView
     budget: int
+    levels: tuple[int, ...] | None
     tokens: list[int]
     parents: list[int]
     level: list[int]
@@ -102,12 +107,13 @@ class ModelDrafter(Drafter):
 
     Options = ModelOptions
 
-    def __init__(self, options: ModelOptions, backend: Backend, vocabulary: VocabularyMap, vocab_size: int) -> None:
+    def __init__(self, options: ModelOptions, backend: Backend, vocabulary: VocabularyMap, target: TargetInfo) -> None:
         self._options = options
         self._backend = backend
         self._cache = backend.cache
         self._vocabulary = vocabulary
-        self._vocab_size = vocab_size
+        self._vocab_size = target.vocab_size
+        self._eos_ids = target.eos_ids
         self._known: dict[int, _Known] = {}
         # Slots grow by doubling, so a token may hold twice its rows.
         self.bytes_per_token = 2 * self._cache.bytes_per_token
@@ -119,7 +125,7 @@ class ModelDrafter(Drafter):
         vocabulary = map_vocabularies(
             target.tokenizer, target.vocab_size, model.tokenizer, model.backend.spec.vocab_size, options.model
         )
-        return cls(options, model.backend, vocabulary, target.vocab_size)
+        return cls(options, model.backend, vocabulary, target)
 
     def propose(
         self,
@@ -129,7 +135,7 @@ class ModelDrafter(Drafter):
     ) -> list[Proposal]:
         """Chains, or trees of the chosen shape; shorter near the draft model's own context limit."""
         drafts = [
-            _Draft(view, min(budget, self._options.max_draft), [view.root], [-1], [0])
+            _Draft(view, min(budget, self._options.max_draft), self._levels(view), [view.root], [-1], [0])
             for view, budget in zip(views, budgets, strict=True)
         ]
         for draft in drafts:
@@ -146,6 +152,10 @@ class ModelDrafter(Drafter):
                 if active:
                     rows = self._score_level(active)
         return [self._proposal(draft) for draft in drafts]
+
+    def _levels(self, view: SequenceView) -> tuple[int, ...] | None:
+        sampler = view.sampler
+        return None if not sampler.greedy and sampler.params.rule in _CHAIN_RULES else self._options.levels
 
     def fork(self, source: int, copy: int, length: int) -> None:
         """The copy starts from the verified rows the source's draft cache holds."""
@@ -165,7 +175,7 @@ class ModelDrafter(Drafter):
         if known is not None:
             known.cut(length)
         if length == 0 and sequence_id in self._cache:
-            self._cache.close(sequence_id)
+            self._cache.close(sequence_id)  # `cut` has set num_held to 0
 
     def forget(self, sequence_id: int) -> None:
         """Drop the sequence and its rows."""
@@ -211,37 +221,44 @@ class ModelDrafter(Drafter):
 
     def _roll_back(self, sequence_id: int) -> list[int]:
         """Cut the cache to what was really emitted; returns the tokens it lacks, at least one."""
-        tokens = self._known[sequence_id].tokens
+        known = self._known[sequence_id]
+        tokens = known.tokens
         if sequence_id not in self._cache:
             self._cache.open(sequence_id)
-        held = _common_len(self._cache.tokens(sequence_id), tokens[:-1])
+        # Only what came after the last look can differ: comparing the whole text would cost more each step.
+        held = min(known.num_held, len(tokens) - 1)
+        held += _common_len(self._cache.tokens(sequence_id)[held:], tokens[held:-1])
         # A windowed layer may have dropped rows that a shorter text would still see.
         held = self._cache.reusable_len(sequence_id, held)
         if held < self._cache.committed(sequence_id):
             self._cache.truncate(sequence_id, held)
+        known.num_held = len(tokens)
         return tokens[held:]
 
     # -- drawing ----------------------------------------------------------------------------------
 
     def _extend(self, draft: _Draft, logits: torch.Tensor, keep_drafting: Callable[[float], bool]) -> None:
         """Draw the children of the current level; row i of `logits` [level, U] belongs to its node i."""
-        levels = self._options.levels
+        levels = draft.levels
         width = 1 if levels is None else levels[draft.depth]
         parents, draft.level = draft.level, []
         for node, logits_U in zip(parents, logits, strict=True):
             count = min(width, draft.budget - draft.num_drafted)
             if count == 0:
                 break
+            if node and draft.tokens[node] in self._eos_ids:
+                continue  # nothing below an end can be used; the end itself stays
             logits_V = self._vocabulary.logits_to_target(logits_U)
             # Judged before the draw, so that stopping here never looks at a token that could be dropped.
-            confidence = float(torch.exp(logits_V.max() - torch.logsumexp(logits_V, dim=-1)))
+            total = torch.logsumexp(logits_V, dim=-1)
+            confidence = float(torch.exp(logits_V.max() - total))
             if not keep_drafting(confidence):
                 continue
             for token in self._draw(draft, logits_V, node, count):
                 draft.level.append(len(draft.tokens))
                 draft.tokens.append(token)
                 draft.parents.append(node)
-                draft.confidence.append(confidence)
+                draft.confidence.append(confidence if levels is None else float(torch.exp(logits_V[token] - total)))
         draft.depth += 1
         if draft.num_drafted >= draft.budget or (levels is not None and draft.depth == len(levels)):
             draft.level = []
@@ -258,7 +275,7 @@ class ModelDrafter(Drafter):
             count = min(count, int(torch.count_nonzero(scores_V > -torch.inf)))
             return draw_coupled(scores_V, view.random, view.position + len(path), count)
         law = draft.laws[node] = record_law(sampler.law(logits_V, path))
-        if self._options.levels is None:
+        if draft.levels is None:
             return draw_iid(law, view.random, view.position, [len(draft.tokens)], self._vocab_size)
         count = min(count, support_size(law))
         return draw_without_replacement(law, view.random, view.position, node, count, self._vocab_size)
@@ -268,7 +285,7 @@ class ModelDrafter(Drafter):
         groups, kept = [], []
         for draft in drafts:
             ids = [spelled[0] for spelled in self._vocabulary.tokens_to_draft(draft.tokens[1:])]
-            if self._options.levels is None:
+            if draft.levels is None:
                 # A chain stays in the cache: likely it will be emitted.
                 groups.append(RowGroup(draft.view.sequence_id, ids[-1:], (-1,), 0))
                 kept.append(range(1))
@@ -292,12 +309,13 @@ class ModelDrafter(Drafter):
         if sampler.greedy or sampler.params.rule in _POINT_MASS_RULES:
             kind = ProposalKind.POINT_MASS
         else:
-            kind = ProposalKind.IID if self._options.levels is None else ProposalKind.WITHOUT_REPLACEMENT
+            kind = ProposalKind.IID if draft.levels is None else ProposalKind.WITHOUT_REPLACEMENT
         return Proposal(
             Tree(tuple(draft.tokens), tuple(draft.parents)),
             kind,
             draft.laws,
-            tuple(draft.confidence) if self._options.levels is None else None,
+            # Siblings' own probabilities are for cutting point masses; drawn siblings stay, so they have none.
+            None if kind is ProposalKind.WITHOUT_REPLACEMENT else tuple(draft.confidence),
         )
 
 

@@ -51,7 +51,7 @@ class HybridDrafter(Drafter):
         self._suffix = suffix
         self._other = other
         self._both: tuple[Drafter, Drafter] = (suffix, other)
-        self._asked_other: set[int] = set()
+        self._from_other: set[int] = set()
         self._mean_accepted = 0.0
         self.needs = suffix.needs | other.needs
         self.bytes_per_token = suffix.bytes_per_token + other.bytes_per_token
@@ -74,28 +74,35 @@ class HybridDrafter(Drafter):
         budgets: Sequence[int],
         keep_drafting: Callable[[float], bool],
     ) -> list[Proposal]:
-        """The suffix draft where its score reaches the threshold; the other drafter is asked once for the rest."""
-        proposals: list[Proposal | None] = []
-        for view, budget in zip(views, budgets, strict=True):
-            draft = self._suffix.speculate(view, budget)
-            is_better = bool(draft.tokens) and draft.score >= self.threshold
-            proposals.append(self._suffix.proposal_of(view, draft) if is_better else None)
-        rest = [place for place, proposal in enumerate(proposals) if proposal is None]
-        self._asked_other = {views[place].sequence_id for place in rest}
-        others = iter(
-            self._other.propose([views[place] for place in rest], [budgets[place] for place in rest], keep_drafting)
-            if rest
-            else ()
-        )
-        return [next(others) if proposal is None else proposal for proposal in proposals]
+        """The suffix draft where its score reaches the threshold; the other drafter is asked once for the rest.
+
+        Where the other drafter has nothing, a suffix draft below the threshold is better than none.
+        """
+        drafts = [self._suffix.speculate(view, budget) for view, budget in zip(views, budgets, strict=True)]
+        threshold = self.threshold
+        rest = [place for place, draft in enumerate(drafts) if not draft.tokens or draft.score < threshold]
+        others: dict[int, Proposal] = {}
+        if rest:
+            asked, shares = [views[place] for place in rest], [budgets[place] for place in rest]
+            found = zip(rest, self._other.propose(asked, shares, keep_drafting), strict=True)
+            others = {place: proposal for place, proposal in found if proposal.tree.num_drafted}
+        proposals = []
+        for place, (view, draft) in enumerate(zip(views, drafts, strict=True)):
+            proposal = others.get(place)
+            if proposal is None:
+                self._from_other.discard(view.sequence_id)
+                proposal = self._suffix.proposal_of(view, draft)
+            else:
+                self._from_other.add(view.sequence_id)
+            proposals.append(proposal)
+        return proposals
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Both learn what was emitted; the other drafter's mean moves when its draft was verified."""
         for commit in commits:
-            if commit.verdict is not None and commit.view.sequence_id in self._asked_other:
-                self._asked_other.discard(commit.view.sequence_id)
-                accepted = commit.verdict.num_accepted
-                self._mean_accepted = _MEMORY * self._mean_accepted + (1 - _MEMORY) * accepted
+            if commit.verdict is not None and commit.view.sequence_id in self._from_other:
+                self._from_other.discard(commit.view.sequence_id)
+                self._mean_accepted += (1 - _MEMORY) * (commit.verdict.num_accepted - self._mean_accepted)
         for drafter in self._both:
             drafter.commit(commits)
 
@@ -111,5 +118,6 @@ class HybridDrafter(Drafter):
 
     def forget(self, sequence_id: int) -> None:
         """Both drop the sequence."""
+        self._from_other.discard(sequence_id)
         for drafter in self._both:
             drafter.forget(sequence_id)

@@ -19,14 +19,19 @@ from draftsmith.errors import VocabularyError
 
 
 class VocabularyMap:
-    """Target ids to draft ids and back. `is_identity`: shared ids are equal, and so are the sequences."""
+    """Target ids to draft ids and back.
+
+    `is_identity`: the shared ids are 0 to `num_shared` - 1 on both sides, so token sequences are equal too.
+    """
 
     def __init__(
         self, draft_ids: torch.Tensor, target_ids: torch.Tensor, target_size: int, *, tokenizers: tuple[Any, Any] | None
     ) -> None:
         """`draft_ids[i]` is `target_ids[i]` (int64, equal lengths). `tokenizers`: (target, draft), to re-encode."""
-        self.is_identity = torch.equal(draft_ids, target_ids)
         self.num_shared = len(target_ids)
+        # Equal ids alone are not enough: with gaps between them the ids in the gaps stand for different tokens.
+        counted = torch.arange(self.num_shared)
+        self.is_identity = torch.equal(target_ids, counted) and torch.equal(draft_ids, counted)
         self._draft_ids = draft_ids
         self._target_ids = target_ids
         self._target_size = target_size
