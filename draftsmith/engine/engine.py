@@ -63,8 +63,14 @@ class EngineSettings:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise OptionError(f"{name} must be a whole number of at least 1, got {value!r}")
-        if self.memory_bytes is not None and self.memory_bytes <= 0:
-            raise OptionError(f"memory_bytes must be positive, got {self.memory_bytes}")
+        for name in ("drafter", "controller"):
+            if not isinstance(getattr(self, name), str):
+                raise OptionError(f"{name} must be a selection like 'NAME:key=value', got {getattr(self, name)!r}")
+        memory = self.memory_bytes
+        if memory is not None and (not isinstance(memory, int) or isinstance(memory, bool) or memory < 1):
+            raise OptionError(f"memory_bytes must be a whole number of at least 1, or None, got {memory!r}")
+        if not isinstance(self.prefix_cache, bool):
+            raise OptionError(f"prefix_cache must be True or False, got {self.prefix_cache!r}")
         if self.chunk_rows < self.max_batch:
             raise OptionError(f"chunk_rows ({self.chunk_rows}) must be at least max_batch ({self.max_batch})")
 
@@ -215,6 +221,11 @@ class Engine:
     def _make_sequences(self, prompt_ids: list[int], params: GenerationParams) -> list[Sequence]:
         room = self.spec.max_context - len(prompt_ids)
         params = dataclasses.replace(params, max_new_tokens=min(params.max_new_tokens, room))
+        for token in params.stop_ids:
+            if token >= self.spec.vocab_size:
+                raise OptionError(
+                    f"stop_ids names token {token}; allowed: ids below {self.spec.vocab_size}, the vocabulary size"
+                )
         end_ids = params.stop_ids if params.ignore_eos else params.stop_ids | self._model.eos_ids
         drafter = self._drafter(params.drafter or self._settings.drafter)
         seed = params.resolved_seed()

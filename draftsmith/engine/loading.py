@@ -54,8 +54,10 @@ def load_model(
         raise OptionError(f"unknown backend {backend!r}; known are auto, {', '.join(BACKENDS)}")
     if dtype not in DTYPES:
         raise OptionError(f"unknown dtype {dtype!r}; known are {', '.join(DTYPES)}")
-    if threads is not None and threads < 1:
-        raise OptionError(f"threads must be at least 1, got {threads}")
+    if not isinstance(name, str):
+        raise OptionError(f"a model is named by a string (catalogue name, directory or file), got {name!r}")
+    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
+        raise OptionError(f"threads must be a whole number of at least 1, or None, got {threads!r}")
     backend_name = "reference" if backend == "auto" else backend
     backend_class: Any = load_class(parse_selection(backend_name, BACKENDS, "backend"))
     files = open_model(name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,12 @@ class GenerationParams:
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise OptionError(f"stop must hold non-empty strings, got {text!r}")
+        for token in self.stop_ids:
+            _require_int("a stop id", token, 0, None)
+        if not isinstance(self.ignore_eos, bool):
+            raise OptionError(f"ignore_eos must be True or False, got {self.ignore_eos!r}")
+        if self.drafter is not None and not isinstance(self.drafter, str):
+            raise OptionError(f"drafter must be a selection like 'ngram:max_ngram=4' or None, got {self.drafter!r}")
 
     @classmethod
     def create(cls, **settings: Any) -> GenerationParams:
@@ -74,10 +80,12 @@ class GenerationParams:
         if isinstance(sampling.get("rule"), str):
             sampling["rule"] = parse_rule(sampling["rule"])
         if "banned_ids" in sampling:
-            sampling["banned_ids"] = frozenset(sampling["banned_ids"])
-        stop = own.get("stop", ())
-        own["stop"] = (stop,) if isinstance(stop, str) else tuple(stop or ())
-        own["stop_ids"] = frozenset(own.get("stop_ids", ()))
+            sampling["banned_ids"] = frozenset(_items("banned_ids", sampling["banned_ids"], "token ids"))
+        if not isinstance(sampling.get("logit_bias", {}), Mapping):
+            raise OptionError(f"logit_bias must map token ids to numbers, got {sampling['logit_bias']!r}")
+        stop = own.get("stop") or ()
+        own["stop"] = (stop,) if isinstance(stop, str) else _items("stop", stop, "strings")
+        own["stop_ids"] = frozenset(_items("stop_ids", own.get("stop_ids", ()), "token ids"))
         return cls(sampling=SamplingParams(**sampling), **own)
 
     def resolved_seed(self) -> int:
@@ -94,6 +102,16 @@ def parse_rule(name: str) -> Rule:
         return Rule(name)
     except ValueError:
         raise OptionError(f"unknown rule {name!r}; known are {', '.join(rule.value for rule in Rule)}") from None
+
+
+def _items(name: str, value: object, what: str) -> tuple[Any, ...]:
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise OptionError(f"{name} must be a list of {what}, got {value!r}")
+    items = tuple(value)
+    for item in items:
+        if not isinstance(item, Hashable):
+            raise OptionError(f"{name} must be a list of {what}, got {item!r} in it")
+    return items
 
 
 def _require_int(name: str, value: object, low: int | None, high: int | None) -> None:

@@ -18,6 +18,12 @@ from draftsmith.models.kv_cache import KVCache
 MIN_REUSED = 4
 """Shorter common prefixes are not worth the copy."""
 _BLOCK = 256
+_DRAFTER_SLACK = 64
+
+
+def drafter_bytes(drafter: Drafter, num_tokens: int) -> int:
+    """Most bytes a drafter holds for a sequence: its cache starts with some rows and takes drafted ones on top."""
+    return drafter.bytes_per_token * (num_tokens + _DRAFTER_SLACK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +48,12 @@ class PrefixPool:
 
     def drafter_bytes(self) -> int:
         """Memory the drafters hold for the pool's sequences."""
-        return sum(
-            drafter.bytes_per_token * len(self._cache.tokens(source)) for source, drafter in self._entries.items()
-        )
+        return sum(drafter_bytes(drafter, self._cache.committed(source)) for source, drafter in self._entries.items())
+
+    def num_bytes(self) -> int:
+        """Memory that clearing the pool would give back, drafters included."""
+        states = (state for source in self._entries for state in self._cache.layers(source))
+        return sum(state.num_bytes for state in states) + self.drafter_bytes()
 
     def add(self, sequence_id: int, drafter: Drafter) -> None:
         """Keep a finished sequence; the least recently used one goes when the pool is full."""

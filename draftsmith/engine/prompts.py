@@ -17,9 +17,9 @@ from draftsmith.errors import PromptError
 
 def is_batch(prompt: Prompt | Series[Prompt]) -> bool:
     """Whether this is a list of prompts rather than one (strings, or lists of messages or of ids)."""
-    if isinstance(prompt, str):
-        return False
-    return len(prompt) > 0 and not isinstance(prompt[0], Mapping | int)
+    if isinstance(prompt, str) or not isinstance(prompt, Series) or not prompt:
+        return False  # one prompt, or none at all, which `encode_prompt` refuses
+    return not isinstance(prompt[0], Mapping | int)
 
 
 def encode_prompt(prompt: Any, model: LoadedModel) -> list[int]:
@@ -27,14 +27,14 @@ def encode_prompt(prompt: Any, model: LoadedModel) -> list[int]:
     if isinstance(prompt, str):
         if not prompt:
             raise PromptError("the prompt is empty; give at least one character")
-        ids = _with_bos(model.tokenizer.encode(prompt, special=True), model)
-    elif isinstance(prompt, Series) and prompt and all(isinstance(item, Mapping) for item in prompt):
+        ids = _with_bos(_encode(prompt, model), model)
+    elif _is_list(prompt) and all(isinstance(item, Mapping) for item in prompt):
         if model.chat is None:
             raise PromptError(f"{model.name} has no chat template; give a raw string (--raw)")
-        ids = model.tokenizer.encode(model.chat.render(prompt, add_generation_prompt=True), special=True)
+        ids = _encode(model.chat.render(prompt, add_generation_prompt=True), model)
         if ids and ids[0] != model.tokenizer.bos_id:
             ids = _with_bos(ids, model)
-    elif isinstance(prompt, Series) and prompt and all(type(item) is int for item in prompt):
+    elif _is_list(prompt) and all(type(item) is int for item in prompt):
         ids = _checked_ids(prompt, model)
     else:
         raise PromptError("a prompt is a string, a list of role/content messages, or a list of token ids, not empty")
@@ -44,6 +44,20 @@ def encode_prompt(prompt: Any, model: LoadedModel) -> list[int]:
     if len(ids) >= limit:
         raise PromptError(f"the prompt has {len(ids)} tokens; {model.name} takes at most {limit - 1}; shorten it")
     return ids
+
+
+def _is_list(prompt: Any) -> bool:
+    return isinstance(prompt, Series) and not isinstance(prompt, bytes | bytearray | memoryview) and len(prompt) > 0
+
+
+def _encode(text: str, model: LoadedModel) -> list[int]:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"character {error.start + 1} of the prompt is half of a surrogate pair and not text; remove it"
+        ) from error
+    return model.tokenizer.encode(text, special=True)
 
 
 def _with_bos(ids: list[int], model: LoadedModel) -> list[int]:

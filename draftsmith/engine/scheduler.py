@@ -8,18 +8,23 @@ the budget; a preempted sequence resumes with the same draws, since noise is key
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from contextlib import ExitStack
 
 from draftsmith.control.base import Controller, RequestSignal
 from draftsmith.core.stats import EventLog
-from draftsmith.engine.prefix import PrefixPool
+from draftsmith.engine.prefix import PrefixPool, drafter_bytes
 from draftsmith.engine.sequence import Sequence
 from draftsmith.engine.step import Slot, run_step
 from draftsmith.errors import CapacityError
 from draftsmith.models.backend import Backend
 
 _POOL_CAPACITY = 16
+_MAX_ROWS = 512
+"""Most rows of one sequence in one step: what `KVCache.sequence_bytes` assumes of windowed layers."""
+_MAX_RECORDS = 1 << 19
+"""Request-steps on record before the older half is dropped; they hold a quarter of a gigabyte at most."""
 
 
 class Scheduler:
@@ -46,6 +51,8 @@ class Scheduler:
         self._num_steps = 0
         self._submitted: deque[Sequence] = deque()
         self._has_cancelled = False
+        self._free: int | None = None
+        self._promised = 0
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.log = EventLog()
@@ -89,6 +96,8 @@ class Scheduler:
             return False
         run_step(plan, self._target, self._controller, self.log, self._num_steps)
         self._num_steps += 1
+        if len(self.log.requests) > _MAX_RECORDS:
+            self._shorten_log()
         for slot in plan:
             if slot.sequence.finish_reason is not None:
                 self._retire(slot.sequence)
@@ -114,6 +123,18 @@ class Scheduler:
                 self._pool.discard(sequence.id)
                 stack.callback(self._release, sequence)
 
+    def _shorten_log(self) -> None:
+        first = self.log.requests[len(self.log.requests) // 2].step
+        warnings.warn(
+            f"the event log is full: records before step {first} are dropped; call take_events() more often",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        self.log = EventLog(
+            (step for step in self.log.steps if step.step >= first),
+            (request for request in self.log.requests if request.step >= first),
+        )
+
     def take_log(self) -> EventLog:
         """The event log so far; a new one begins."""
         log, self.log = self.log, EventLog()
@@ -126,6 +147,7 @@ class Scheduler:
     # -- planning ---------------------------------------------------------------------------------
 
     def _plan(self) -> list[Slot]:
+        self._free, self._promised = None, 0
         plan = self._plan_decoding()
         rows_left = self._chunk_rows - sum(1 + slot.budget for slot in plan)
         for sequence in list(self.running):
@@ -134,10 +156,10 @@ class Scheduler:
             committed = self._cache.committed(sequence.id)
             pending = len(sequence.view.tokens) - committed
             if pending > 1 and rows_left > 0:
-                rows_left -= self._plan_chunk(plan, sequence, min(pending, rows_left))
+                rows_left -= self._plan_chunk(plan, sequence, min(pending, rows_left, _MAX_ROWS))
         while rows_left > 0 and (admitted := self._admit()) is not None:
             pending = len(admitted.view.tokens) - self._cache.committed(admitted.id)
-            rows_left -= self._plan_chunk(plan, admitted, min(pending, rows_left))
+            rows_left -= self._plan_chunk(plan, admitted, min(pending, rows_left, _MAX_ROWS))
         return [slot for slot in plan if slot.sequence in self.running]
 
     def _plan_decoding(self) -> list[Slot]:
@@ -162,7 +184,7 @@ class Scheduler:
         for slot in slots:
             sequence = slot.sequence
             # The step emits one token more than it accepts: drafting up to the limit itself is waste.
-            max_draft = min(sequence.remaining, self._chunk_rows // self._max_batch) - 1
+            max_draft = min(sequence.remaining, self._chunk_rows // self._max_batch, _MAX_ROWS) - 1
             if max_draft >= 1 and sequence.drafter.drafts and not slot.from_prompt:
                 drafting.append(slot)
                 signals.append(RequestSignal(sequence.id, sequence.drafter_name, max_draft, slot.committed))
@@ -193,6 +215,7 @@ class Scheduler:
             self.running.append(sequence)
             self.waiting.remove(sequence)
             self._open(sequence)
+            self._free = None
             return sequence
         return None
 
@@ -221,39 +244,57 @@ class Scheduler:
     # -- memory -----------------------------------------------------------------------------------
 
     def _bytes(self, sequence: Sequence, num_tokens: int) -> int:
-        return self._cache.sequence_bytes(num_tokens) + sequence.drafter.bytes_per_token * num_tokens
+        return self._cache.sequence_bytes(num_tokens) + drafter_bytes(sequence.drafter, num_tokens)
 
-    def _used(self) -> int:
-        drafters = sum(item.drafter.bytes_per_token * len(item.view.tokens) for item in self.running)
-        return self._cache.used_bytes + drafters + self._pool.drafter_bytes()
+    def _room(self) -> int:
+        """Bytes nobody holds, and no drafter will have learned from this step's tokens."""
+        if self._free is None:
+            drafters = sum(drafter_bytes(item.drafter, len(item.view.tokens)) for item in self.running)
+            self._free = self._memory_bytes - self._cache.used_bytes - drafters - self._pool.drafter_bytes()
+        return self._free - self._promised
+
+    def _evict_for(self, needed: int) -> bool:
+        """Give up one reusable prefix, unless even giving up all would not do."""
+        if needed > self._room() + self._pool.num_bytes():
+            return False
+        self._free = None
+        return self._pool.evict_oldest()
 
     def _fits(self, sequence: Sequence) -> bool:
         needed = self._bytes(sequence, len(sequence.view.tokens) + 1)
-        while self._used() + needed > self._memory_bytes:
-            if not self._pool.evict_oldest():
-                return not self.running  # alone it always fits: `check_fits` saw to that
+        for other in self.running:  # what is admitted shall read its prompt to the end
+            pending = len(other.view.tokens) - self._cache.committed(other.id)
+            if pending > 1:
+                needed += self._cache.growth_bytes(other.id, pending)
+        while needed > self._room():
+            if not self._evict_for(needed):
+                return False
         return True
 
     def _make_room(self, sequence: Sequence, num_rows: int, *, may_preempt: bool) -> bool:
         """Reserve rows; gives up reusable prefixes first, then the youngest sequence. False: no room."""
-        while True:
-            growth = self._cache.growth_bytes(sequence.id, num_rows)
-            if growth == 0 or self._used() + growth <= self._memory_bytes:
-                break
-            if self._pool.evict_oldest():
+        growth = self._cache.growth_bytes(sequence.id, num_rows)
+        num_new = self._cache.committed(sequence.id) + num_rows + 1 - len(sequence.view.tokens)
+        learned = sequence.drafter.bytes_per_token * max(num_new, 0)
+        needed = growth + learned
+        while needed > 0 and needed > self._room():
+            if self._evict_for(needed):
                 continue
             if not may_preempt:
                 return False
             victim = self.running[-1]
-            if victim is sequence and len(self.running) == 1:
-                break  # alone it always fits: `check_fits` saw to that
+            assert len(self.running) > 1, "alone it fits: `check_fits` saw to that"
             self._preempt(victim)
             if victim is sequence:
                 return False
         self._cache.reserve(sequence.id, num_rows)
+        if self._free is not None:
+            self._free -= growth
+        self._promised += learned
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
+        self._free = None
         self.waiting.appendleft(sequence)
         self.running.remove(sequence)
         self._cache.close(sequence.id)
