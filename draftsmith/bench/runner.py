@@ -20,7 +20,7 @@ from draftsmith.errors import DraftsmithError, OptionError
 
 # Copying, so that drafters with a local index draft and the controllers see real verification steps.
 _WARM_UP = "Repeat this line three times: one two three four five six seven eight nine ten, one two three four."
-_WARM_UP_TOKENS = 48
+_WARM_UP_TOKENS = 32
 
 
 class Arm(Protocol):

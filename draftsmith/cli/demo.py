@@ -11,12 +11,12 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from draftsmith.bench.demo_prompts import DEMO_PROMPTS, DemoPrompt
 from draftsmith.bench.differences import NEAR_TIE, explain, find_differences
 from draftsmith.bench.environment import hardware, versions
-from draftsmith.bench.prompts import Prompt
 from draftsmith.bench.runner import Workload, warm_up
 from draftsmith.bench.runs import BASELINE, ArmRun, Difference, Measured, Output
 from draftsmith.bench.summary import summarise_run
@@ -29,7 +29,8 @@ from draftsmith.errors import OptionError
 if TYPE_CHECKING:
     from draftsmith.engine.engine import Engine
 
-# No prompt begins later than this after the start, so that the demo stays short on a slow machine.
+SETTINGS: Mapping[str, Any] = MappingProxyType({"temperature": 0.0, "seed": 0})
+# After one prompt of each kind none begins later than this, so that the demo stays short on a slow machine.
 LAST_START_SECONDS = 65.0
 
 
@@ -39,23 +40,22 @@ def run(options: DemoOptions) -> int:
     if options.drafter == BASELINE:
         raise OptionError(f"the demo compares a drafter with {BASELINE}; name another one")
     arms = load_arms(options, [BASELINE, options.drafter])
-    prompts = [Prompt(prompt_id=item.title, text=item.text, category=item.kind) for item in DEMO_PROMPTS]
-    workload = Workload(prompts=prompts, settings={"temperature": 0.0, "seed": 0})
     view = choose_view(sys.stdout, json=options.json, drafter=options.drafter)
     view.say(
         f"{options.model}: plain decoding against the drafter {options.drafter}, greedy, same weights and prompts."
     )
-    warm_up(arms, workload)
+    warm_up(arms, Workload(prompts=(), settings=SETTINGS))
     runs: list[ArmRun] = []
+    num_kinds = len({item.kind for item in DEMO_PROMPTS})
     for index, item in enumerate(DEMO_PROMPTS):
-        if time.monotonic() - began > LAST_START_SECONDS:
+        if index >= num_kinds and time.monotonic() - began > LAST_START_SECONDS:
             view.say(f"This machine is slow or busy: {index} of {len(DEMO_PROMPTS)} prompts shown, the rest left out.")
             break
-        runs.extend(_compare(arms, workload, index, item, view))
+        runs.extend(_compare(arms, index, item, view))
     measured = Measured(
         config=_config(options, arms),
         runs=tuple(runs),
-        differences=_differences(runs, arms[BASELINE], workload),
+        differences=_differences(runs, arms[BASELINE]),
         failed={},
     )
     summary = summarise_run(measured)
@@ -65,32 +65,29 @@ def run(options: DemoOptions) -> int:
     return 1 if any(not _near_tie(difference) for difference in measured.differences.values()) else 0
 
 
-def _compare(
-    arms: Mapping[str, Engine], workload: Workload, index: int, item: DemoPrompt, view: DemoView
-) -> list[ArmRun]:
+def _compare(arms: Mapping[str, Engine], index: int, item: DemoPrompt, view: DemoView) -> list[ArmRun]:
     """Both arms on one prompt; who goes first alternates, so that neither profits from a warm cache."""
-    view.begin(item, index + 1, len(workload.prompts))
+    view.begin(item, index + 1, len(DEMO_PROMPTS))
     order = list(arms) if index % 2 == 0 else list(arms)[::-1]
     runs = {}
     for place, drafter in enumerate(order):
         engine, answer = arms[drafter], Answer()
-        settings = {**workload.settings, "max_new_tokens": item.max_new_tokens}
-        for event in answer.timed(engine.stream(workload.request(index), **settings)):
+        stream = engine.stream(item.messages, max_new_tokens=item.max_new_tokens, **SETTINGS)
+        for event in answer.timed(stream):
             view.token(drafter, event, answer)
         answer.close(engine.take_events())
-        runs[drafter] = _as_run(answer, engine, workload, drafter=drafter, index=index, place=place)
+        runs[drafter] = _as_run(answer, engine, item, drafter=drafter, index=index, place=place)
     view.end(item, runs)
     return [runs[drafter] for drafter in arms]
 
 
-def _as_run(answer: Answer, engine: Engine, workload: Workload, *, drafter: str, index: int, place: int) -> ArmRun:
-    prompt = workload.prompts[index]
+def _as_run(answer: Answer, engine: Engine, item: DemoPrompt, *, drafter: str, index: int, place: int) -> ArmRun:
     output = Output(
         prompt=index,
-        prompt_id=prompt.prompt_id,
-        category=prompt.category,
+        prompt_id=item.title,
+        category=item.kind,
         request=answer.request,
-        prompt_tokens=len(engine.encode(workload.request(index))),
+        prompt_tokens=len(engine.encode(item.messages)),
         token_ids=tuple(answer.token_ids),
         text=answer.text,
         finish_reason=answer.finish_reason,
@@ -119,11 +116,11 @@ def _config(options: DemoOptions, arms: Mapping[str, Engine]) -> dict[str, Any]:
     }
 
 
-def _differences(runs: Sequence[ArmRun], engine: Engine, workload: Workload) -> dict[tuple[str, int], Difference]:
+def _differences(runs: Sequence[ArmRun], engine: Engine) -> dict[tuple[str, int], Difference]:
     outputs = {(run.drafter, output.prompt): output for run in runs for output in run.outputs}
     return {
         (drafter, prompt): explain(
-            engine, workload.request(prompt), outputs[BASELINE, prompt], outputs[drafter, prompt], workload.settings
+            engine, DEMO_PROMPTS[prompt].messages, outputs[BASELINE, prompt], outputs[drafter, prompt], SETTINGS
         )
         for drafter, prompt in find_differences(runs)
     }
