@@ -175,8 +175,9 @@ class Scheduler:
                 continue
             if not self._make_room(slot.sequence, 1 + slot.budget, may_preempt=False):
                 slot.budget = 0
-            if self._make_room(slot.sequence, 1 + slot.budget, may_preempt=True):
-                plan.append(slot)
+                if not self._make_room(slot.sequence, 1, may_preempt=True):
+                    continue
+            plan.append(slot)
         return [slot for slot in plan if slot.sequence in self.running]
 
     def _set_budgets(self, slots: list[Slot]) -> None:
