@@ -22,9 +22,9 @@ _DEEPEST = len(_DEPTH_CLASS) - 1
 _PRIOR = 0.5  # acceptance assumed before anything was seen
 _PRIOR_WEIGHT = 4.0  # trials it weighs as much as
 _CELL_WEIGHT = 10.0  # trials of a cell that weigh as much as all of its depth
-_CELL_MEMORY = 0.995  # share of a cell's trials kept per further trial
-_ODDS_WEIGHT = 3.0  # trials that hold a request to the calibration
-_ODDS_MEMORY = 0.9  # share of a request's trials kept per further trial
+_CELL_MEMORY = 0.98  # share of a cell's trials kept per further trial
+_ODDS_WEIGHT = 5.0  # trials that hold a request to the calibration
+_ODDS_MEMORY = 0.95  # share of a request's trials kept per further trial
 
 
 def cell_of(depth: int, confidence: float) -> int:
@@ -99,10 +99,13 @@ class Calibration:
             level = depth[parent] + 1
             likely = reach[parent]
             if likely >= least:
-                cell = cell_of(level, confidence[node] if confidence else 0.0)
-                expected = _CELL_WEIGHT * by_depth[cell // _NUM_CONFIDENCES]
+                first = _FIRST_CELL[level] if level < _DEEPEST else _FIRST_CELL[_DEEPEST]
+                value = confidence[node] if confidence else 0.0
+                cell = first + (int(value * _NUM_CONFIDENCES) if value < 1.0 else _NUM_CONFIDENCES - 1)
+                expected = _CELL_WEIGHT * by_depth[first // _NUM_CONFIDENCES]
                 probability = (accepted[cell] + expected) / (trials[cell] + _CELL_WEIGHT)
-                likely *= probability * factor / (probability * factor + 1.0 - probability)
+                weighted = probability * factor
+                likely *= weighted / (weighted + 1.0 - probability)
                 if likely >= least:
                     found.append(likely)
             elif parent == node - 1 == len(found) + 1:
@@ -113,17 +116,17 @@ class Calibration:
 
     def observe(self, trials: Sequence[Trial], odds: RequestOdds) -> None:
         """Nodes whose parents were accepted were accepted themselves, or not, for a request with these odds."""
-        expected = [self.probability(cell) for cell, _ in trials]
-        odds.observe(expected, sum([accepted for _, accepted in trials]))
-        first = _NUM_DEPTHS
+        odds.observe([self.probability(cell) for cell, _ in trials], sum([accepted for _, accepted in trials]))
+        cell_trials, cell_accepted = self._trials, self._accepted
+        depth_trials, depth_accepted = self._depth_trials, self._depth_accepted
         for cell, accepted in trials:
-            self._trials[cell] = _CELL_MEMORY * self._trials[cell] + 1.0
-            self._accepted[cell] = _CELL_MEMORY * self._accepted[cell] + accepted
+            cell_trials[cell] = _CELL_MEMORY * cell_trials[cell] + 1.0
+            cell_accepted[cell] = _CELL_MEMORY * cell_accepted[cell] + accepted
             depth = cell // _NUM_CONFIDENCES
-            self._depth_trials[depth] = _CELL_MEMORY * self._depth_trials[depth] + 1.0
-            self._depth_accepted[depth] = _CELL_MEMORY * self._depth_accepted[depth] + accepted
-            first = min(first, depth)
+            depth_trials[depth] = _CELL_MEMORY * depth_trials[depth] + 1.0
+            depth_accepted[depth] = _CELL_MEMORY * depth_accepted[depth] + accepted
         # A depth not seen yet is guessed from the one above it, which is reached more often.
-        for depth in range(first, _NUM_DEPTHS):
-            prior = _PRIOR_WEIGHT * (self._by_depth[depth - 1] if depth else _PRIOR)
-            self._by_depth[depth] = (self._depth_accepted[depth] + prior) / (self._depth_trials[depth] + _PRIOR_WEIGHT)
+        above = _PRIOR
+        for depth in range(_NUM_DEPTHS):
+            above = (depth_accepted[depth] + _PRIOR_WEIGHT * above) / (depth_trials[depth] + _PRIOR_WEIGHT)
+            self._by_depth[depth] = above

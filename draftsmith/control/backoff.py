@@ -73,14 +73,19 @@ class _DrafterState:
 
 @final
 class _Request:
-    """What is known of one live request. `proposal` is this step's, before any cut."""
+    """What is known of one live request.
 
-    __slots__ = ("distance", "drafter", "odds", "plain_tokens", "probing", "proposal")
+    `proposal` is this step's, before any cut. `is_warm`: it drafted in the last step, so its drafter has
+    nothing to catch up with. `plain_tokens`: emitted since it last drafted; `distance`: when to probe.
+    """
+
+    __slots__ = ("distance", "drafter", "is_warm", "odds", "plain_tokens", "probing", "proposal")
 
     def __init__(self, drafter: _DrafterState, distance: int) -> None:
         self.drafter = drafter
         self.odds = RequestOdds()
         self.proposal: Proposal | None = None
+        self.is_warm = False
         self.distance = distance
         self.plain_tokens = 0
         self.probing = False
@@ -171,6 +176,7 @@ class BackoffController(Controller):
                 request.distance = min(2 * request.distance, self._options.probe_max)
             else:
                 budgets[index] = 0
+                request.is_warm = False
             if budgets[index]:
                 request.plain_tokens = 0
 
@@ -218,7 +224,7 @@ class BackoffController(Controller):
         """
         relative, scale = self._rows.relative, self._rows.scale
         num_requests = max(len(self._asked), 1) if draft_cost is None else base_rows
-        plain = scale * relative[knot_of(num_requests)] + self._sampling.second * num_requests
+        plain = self._plain_seconds(num_requests)
         if plain <= 0.0:
             return 0  # the first step is a plain one: it sets the price
         rate = max(self._emitted / self._spent, 1.0) * num_requests / plain
@@ -246,6 +252,10 @@ class BackoffController(Controller):
                 break
         return best
 
+    def _plain_seconds(self, num_requests: int) -> float:
+        """Expected seconds of a step in which nobody drafts."""
+        return self._rows.seconds(num_requests) + (self._sampling.first + self._sampling.second) * num_requests
+
     # -- after the step ---------------------------------------------------------------------------
 
     def observe(self, outcomes: Sequence[RequestOutcome], seconds: StepSeconds) -> None:
@@ -259,18 +269,29 @@ class BackoffController(Controller):
                 self._judge(request, outcome)
         self._rows.observe(seconds.rows, seconds.verify)
         self._sampling.observe(emitted, seconds.rows, seconds.sample)
-        asked = self._asked
-        drafting = 0.0
-        if asked:
-            drafter = asked[0].drafter
-            if all(request.drafter is drafter for request in asked):
-                drafter.draft_cost.observe(len(asked), self._depth, seconds.draft)
-                drafter.is_timed = True
-                drafting = drafter.draft_cost.first * len(asked) + drafter.draft_cost.second * self._depth
-        self._asked = []
-        plain = self._rows.seconds(num_requests)
+        spent = self._rows.seconds(seconds.rows)
+        spent += self._sampling.first * emitted + self._sampling.second * seconds.rows
+        if self._asked:
+            spent += self._time_drafting(seconds.draft)
         self._emitted = _SPEED_MEMORY * self._emitted + emitted / num_requests
-        self._spent = _SPEED_MEMORY * self._spent + (self._rows.seconds(seconds.rows) + drafting) / plain
+        self._spent = _SPEED_MEMORY * self._spent + spent / self._plain_seconds(num_requests)
+
+    def _time_drafting(self, seconds: float) -> float:
+        """Learn what this step's drafting cost; returns what it is estimated to cost."""
+        asked, self._asked = self._asked, []
+        drafter = asked[0].drafter
+        if any(request.drafter is not drafter for request in asked):
+            return 0.0  # nobody can say whose time it was
+        cost = drafter.draft_cost
+        expected = cost.first * len(asked) + cost.second * self._depth
+        if all(request.is_warm for request in asked):
+            cost.observe(len(asked), self._depth, seconds)
+            drafter.is_timed = True
+        elif drafter.is_timed and seconds < expected:
+            cost.observe(len(asked), self._depth, seconds)  # even with catching up it was cheaper than thought
+        for request in asked:
+            request.is_warm = True
+        return expected
 
     def _judge(self, request: _Request, outcome: RequestOutcome) -> None:
         request.plain_tokens += outcome.num_emitted
@@ -316,13 +337,19 @@ def _cut(proposal: Proposal, num_drafted: int) -> Proposal:
 def _trials(proposal: Proposal, outcome: RequestOutcome) -> list[Trial]:
     """What a step says about the nodes of a proposal, cut ones included where the emitted tokens are known."""
     parents, tokens, confidence = proposal.tree.parents, proposal.tree.tokens, proposal.confidence
-    emitted, chained = outcome.tokens, _is_chain(proposal.tree.parents)
-    found: list[Trial] = []
+    emitted, found = outcome.tokens, []
+    if emitted and _is_chain(parents):
+        for node in range(1, min(len(emitted) + 1, len(parents))):
+            accepted = tokens[node] == emitted[node - 1]
+            found.append((cell_of(node, confidence[node] if confidence else 0.0), accepted))
+            if not accepted:
+                break
+        return found
     node = 0
     known = outcome.num_emitted if emitted else min(outcome.num_emitted, outcome.num_accepted + 1, outcome.depth)
     for place in range(known):
         followed = 0
-        for child in range(node + 1, min(node + 2, len(parents)) if chained else len(parents)):
+        for child in range(node + 1, len(parents)):
             if parents[child] != node:
                 continue
             if emitted:

@@ -21,6 +21,7 @@ _KNOT_OF_ROWS = tuple(bisect_left(KNOTS, rows) for rows in range(KNOTS[-1] + 1))
 _LOG_ROWS = tuple(math.log(rows) for rows in KNOTS)
 _LEAST_GROWTH = 0.3  # an unseen row count costs rows ** growth more than a seen lower one: at least so much growth,
 _OPTIMISM = 0.6  # else this share of the growth between the rows seen
+_LEAST_SECONDS = 1e-9  # what a clock too coarse to see a forward reads as
 _MAX_COUNT = 64.0  # observations an estimate remembers
 _FADE_STEPS = 1024.0  # steps after which an estimate not refreshed has lost half its weight
 _YOUNG = 2.5  # with fewer observations than this the cheapest one counts: what disturbs a step makes it slower
@@ -59,6 +60,7 @@ class RowCost:
     def observe(self, rows: int, seconds: float) -> None:
         """A forward of `rows` rows took `seconds`."""
         knot = knot_of(rows)
+        seconds = max(seconds, _LEAST_SECONDS)
         believed = self.relative[knot]
         if self.scale == 0.0:
             self.scale = seconds / believed

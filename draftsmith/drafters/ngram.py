@@ -32,7 +32,7 @@ class NgramOptions:
     """
 
     min_ngram: int = 2
-    max_ngram: int = 4
+    max_ngram: int = 5
     max_draft: int = 16
     prefer: str = "latest"
 

@@ -1,0 +1,142 @@
+"""One contract for every controller of the table."""
+
+import random
+
+import pytest
+
+from draftsmith.control.base import RequestOutcome, RequestSignal, StepSeconds
+from draftsmith.core.tree import chain, validate
+from draftsmith.core.types import Law, Proposal, ProposalKind, Tree
+from draftsmith.errors import OptionError
+from draftsmith.registry import CONTROLLERS, load_class, parse_selection, read_options
+
+SELECTIONS = ["fixed", "fixed:num_draft=3", "backoff", "backoff:cheap_look=0", "backoff:max_draft=5:margin=0.5"]
+
+
+def make(text):
+    """The controller a selection names."""
+    selection = parse_selection(text, CONTROLLERS, "controller")
+    controller_class = load_class(selection)
+    return controller_class.create(read_options(controller_class.Options, selection.options, text))
+
+
+def test_every_controller_of_the_table_is_here():
+    assert {text.partition(":")[0] for text in SELECTIONS} >= set(CONTROLLERS)
+
+
+def random_proposal(rng, budget):
+    """A chain or a tree, of point masses or drawn, sometimes empty."""
+    size = rng.randint(0, budget)
+    if rng.random() < 0.5:
+        tree = chain(7, range(size))
+    else:
+        parents = (-1, *[rng.randrange(node) for node in range(1, size + 1)])
+        tree = Tree((7, *range(size)), parents)
+    kind = rng.choice(list(ProposalKind)) if size else ProposalKind.POINT_MASS
+    laws = {} if kind is ProposalKind.POINT_MASS else dict.fromkeys(set(tree.parents[1:]), Law(None))
+    confidence = (1.0, *[rng.random() for _ in range(size)]) if rng.random() < 0.7 else None
+    return Proposal(tree, kind, laws, confidence)
+
+
+def drive(controller, steps, seed, lose=0.1):
+    """Random traffic; yields (signals, budgets, proposals, selected) of each step."""
+    rng = random.Random(seed)
+    live = list(range(4))
+    for step in range(steps):
+        if rng.random() < 0.05:
+            controller.forget(live.pop(rng.randrange(len(live))))
+            live.append(100 + step)
+        signals = [
+            RequestSignal(number, rng.choice(["a", "b"]) if number % 2 else "a", rng.randint(1, 40), 10 * step)
+            for number in live
+            if rng.random() < 0.9
+        ]
+        budgets = controller.budget(signals)
+        proposals = [random_proposal(rng, budget) for budget in budgets if budget]
+        if proposals and rng.random() < lose:
+            proposals.pop()  # the engine had no room for one request's rows
+        selected = list(controller.select(proposals)) if proposals else []
+        yield signals, budgets, proposals, selected
+        if rng.random() < 0.9:  # steps with prompt rows are not reported
+            rows = len(signals) + sum(proposal.tree.num_drafted for proposal in selected)
+            controller.observe(*report(rng, signals, budgets, selected, rows))
+
+
+def report(rng, signals, budgets, selected, rows):
+    """Outcomes of a step, with and without the emitted tokens."""
+    drafts = iter(selected)
+    outcomes = []
+    for signal, budget in zip(signals, budgets, strict=True):
+        proposal = next(drafts, None) if budget else None
+        drafted = proposal.tree.num_drafted if proposal else 0
+        accepted = rng.randint(0, drafted)
+        tokens = tuple(range(accepted + 1)) if rng.random() < 0.95 else ()
+        outcomes.append(
+            RequestOutcome(signal.sequence_id, signal.drafter, drafted, drafted, accepted, accepted + 1, tokens)
+        )
+    seconds = StepSeconds(max(rows, 1), rng.random() * 1e-3, rng.random() * 1e-2, rng.random() * 1e-3)
+    return outcomes or [RequestOutcome(0, "a", 0, 0, 0, 1, (1,))], seconds
+
+
+@pytest.mark.parametrize("text", SELECTIONS)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_contract_under_random_traffic(text, seed):
+    controller = make(text)
+    for signals, budgets, proposals, selected in drive(controller, 400, seed):
+        assert len(budgets) == len(signals)
+        for signal, budget in zip(signals, budgets, strict=True):
+            assert 0 <= budget <= signal.max_draft
+        assert len(selected) == len(proposals)
+        for before, after in zip(proposals, selected, strict=True):
+            validate(after.tree)
+            if before.kind is not ProposalKind.POINT_MASS:
+                assert after is before  # deleting a drawn token changes the law
+            pairs = set(zip(after.tree.tokens, after.tree.parents, strict=True))
+            assert after.tree.tokens[0] == before.tree.tokens[0]
+            assert len(pairs) == after.tree.num_nodes <= before.tree.num_nodes
+            assert set(after.tree.tokens) <= set(before.tree.tokens)
+            assert after.confidence is None or len(after.confidence) == after.tree.num_nodes
+        assert controller.keep_drafting(0.3)
+    assert not controller.looks_at_tokens
+
+
+@pytest.mark.parametrize("text", SELECTIONS)
+def test_equal_traffic_gives_equal_decisions(text):
+    def decisions():
+        return [(budgets, [item.tree for item in selected]) for _, budgets, _, selected in drive(make(text), 200, 5)]
+
+    assert decisions() == decisions()
+
+
+@pytest.mark.parametrize("text", SELECTIONS)
+def test_unknown_requests_are_nothing_special(text):
+    controller = make(text)
+    controller.forget(3)
+    assert controller.budget([]) == []
+    controller.observe([RequestOutcome(3, "a", 2, 2, 1, 2, (5, 6))], StepSeconds(3, 0.0, 0.0, 0.0))
+    controller.forget(3)
+    controller.forget(3)
+
+
+def test_fixed_is_fixed():
+    signals = [RequestSignal(0, "a", 40, 0), RequestSignal(1, "a", 2, 0)]
+    assert make("fixed").budget(signals) == [8, 2]
+    assert make("fixed:num_draft=3").budget(signals) == [3, 2]
+    assert make("fixed:num_draft=0").budget(signals) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("fixed:num_draft=-1", "num_draft is -1"),
+        ("backoff:max_draft=0", "max_draft is 0"),
+        ("backoff:margin=-1", "margin is -1"),
+        ("backoff:cheap_look=-1", "cheap_look is -1"),
+        ("backoff:probe_min=0", "probe_min 0"),
+        ("backoff:probe_min=9:probe_max=8", "probe_max 8"),
+        ("backoff:alpha=2", "unknown option 'alpha'"),
+    ],
+)
+def test_bad_options(text, complaint):
+    with pytest.raises(OptionError, match=complaint):
+        make(text)
