@@ -40,7 +40,7 @@ def run(options: DemoOptions) -> int:
     if options.drafter == BASELINE:
         raise OptionError(f"the demo compares a drafter with {BASELINE}; name another one")
     arms = load_arms(options, [BASELINE, options.drafter])
-    view = choose_view(sys.stdout, json=options.json, drafter=options.drafter)
+    view = choose_view(sys.stdout, json=options.json, drafter=options.drafter, tokenizer=arms[BASELINE].tokenizer)
     view.say(
         f"{options.model}: plain decoding against the drafter {options.drafter}, greedy, same weights and prompts."
     )

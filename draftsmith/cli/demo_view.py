@@ -23,15 +23,18 @@ from draftsmith.bench.differences import NEAR_TIE
 from draftsmith.bench.runs import BASELINE, ArmRun, Measured
 from draftsmith.cli.console import OutputConsole
 from draftsmith.cli.telling import Answer
+from draftsmith.cli.writing import ORIGIN_MEANINGS, OriginRuns
 from draftsmith.core.stats import summarise
 from draftsmith.engine.results import Origin, TokenEvent
+from draftsmith.models.tokenizer import Tokenizer
 
 _STYLES = {Origin.ACCEPTED: "green", Origin.CORRECTED: "yellow", Origin.BONUS: "cyan", Origin.PLAIN: ""}
 _FRAME_SECONDS = 0.08
 _PLAIN_LINES = 6
+_MOST_LINES = 24
 
 _WHY = """\
-Why it is faster: the model takes about as long to check several proposed tokens in one step as to write \
+Why it is faster: the model takes little longer to check several proposed tokens in one step than to write \
 a single one, and the drafter proposes what followed the last time the same words came up, in the prompt \
 or in an earlier answer.
 Why the text is the same: a proposed token is kept only where it is the very token the model chooses \
@@ -63,12 +66,12 @@ class DemoView(ABC):
         """All is measured."""
 
 
-def choose_view(stream: TextIO, *, json: bool, drafter: str) -> DemoView:
+def choose_view(stream: TextIO, *, json: bool, drafter: str, tokenizer: Tokenizer) -> DemoView:
     """The view that fits where stdout goes."""
     if json:
         return SilentView()
     console = OutputConsole(stream)
-    return LiveView(console, drafter) if console.is_terminal else PlainView(console, drafter)
+    return LiveView(console, drafter, tokenizer) if console.is_terminal else PlainView(console, drafter)
 
 
 @final
@@ -129,13 +132,18 @@ class PlainView(ConsoleView):
 
 @final
 class LiveView(ConsoleView):
-    """Two columns, filled as the tokens come; one line per prompt stays."""
+    """Two columns, filled as the tokens come; two lines per prompt stay."""
+
+    def __init__(self, console: Console, drafter: str, tokenizer: Tokenizer) -> None:
+        super().__init__(console, drafter)
+        self._tokenizer = tokenizer
 
     def begin(self, item: DemoPrompt, number: int, total: int) -> None:
         """Open the two columns."""
         self._title = f"[{number}/{total}] {item.kind}: {item.title}"
-        self._texts = {BASELINE: Text(), self._drafter: Text()}
         self._heads = {BASELINE: "plain", self._drafter: self._drafter}
+        self._texts = {drafter: Text() for drafter in self._heads}
+        self._runs = {drafter: OriginRuns(self._tokenizer) for drafter in self._heads}
         # Drawn by hand: a refreshing thread would take time from the arm that is running.
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._live.start()
@@ -144,8 +152,8 @@ class LiveView(ConsoleView):
 
     def token(self, drafter: str, event: TokenEvent, answer: Answer) -> None:
         """Add it to the arm's column, colored by origin."""
-        style = _STYLES[event.origins[0]] if event.origins else ""
-        self._texts[drafter].append(event.text, style=style)
+        for part, origin in self._runs[drafter].of(event):
+            self._texts[drafter].append(part, style=_STYLES[origin])
         name = "plain" if drafter == BASELINE else drafter
         self._heads[drafter] = f"{name}  {len(answer.token_ids)} tokens  {answer.seconds:.1f} s"
         if event.finish_reason:
@@ -161,12 +169,17 @@ class LiveView(ConsoleView):
     def _draw(self) -> None:
         self._drawn = time.monotonic()
         width = self._console.width // 2
-        height = max(self._console.height - 4, 8)
+        height = min(max(self._console.height - 5, 8), _MOST_LINES)
         panels = [
             Panel(_tail(text, width - 4, height - 2), title=self._heads[drafter], width=width, height=height)
             for drafter, text in self._texts.items()
         ]
-        self._live.update(Group(Text(self._title, style="bold"), Columns(panels, padding=0)), refresh=True)
+        self._live.update(Group(Text(self._title, style="bold"), Columns(panels, padding=0), _legend()), refresh=True)
+
+
+def _legend() -> Text:
+    parts = [(f"■ {meaning}  ", _STYLES[origin]) for origin, meaning in ORIGIN_MEANINGS.items() if _STYLES[origin]]
+    return Text.assemble(*parts)
 
 
 def _tail(text: Text, width: int, height: int) -> Text:

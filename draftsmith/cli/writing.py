@@ -1,6 +1,6 @@
 """Writes an answer to stdout while it comes, colored by where each token came from.
 
-Called by `generate` and `chat`. Invariant: without color the bytes written are the answer's text and
+Called by `generate`, `chat` and the demo. Invariant: without color the bytes written are the answer's text and
 nothing else; with color they are the same text between escape codes.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from draftsmith.models.tokenizer import Tokenizer
 
 _CODES = {Origin.ACCEPTED: "32", Origin.CORRECTED: "33", Origin.BONUS: "36", Origin.PLAIN: ""}
-_MEANING = {
+ORIGIN_MEANINGS = {
     Origin.ACCEPTED: "drafted and accepted",
     Origin.CORRECTED: "the target's correction",
     Origin.BONUS: "bonus after a full draft",
@@ -43,8 +43,32 @@ def paint(text: str, origin: Origin) -> str:
 def legend() -> str:
     """One line that explains the colors."""
     return "  ".join(
-        paint(f"■ {meaning}" if _CODES[origin] else meaning, origin) for origin, meaning in _MEANING.items()
+        paint(f"■ {meaning}" if _CODES[origin] else meaning, origin) for origin, meaning in ORIGIN_MEANINGS.items()
     )
+
+
+@final
+class OriginRuns:
+    """Splits the text of an answer's events by where its characters came from."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._origins: deque[Origin] = deque()  # of the characters decoded and not yet handed out
+
+    def of(self, event: TokenEvent) -> list[tuple[str, Origin]]:
+        """The event's text in runs of one origin each."""
+        # Text can lag behind its tokens (partial characters, possible stop strings), so characters wait with
+        # their token's origin until the engine hands them out.
+        for token, origin in zip(event.token_ids, event.origins, strict=True):
+            self._origins.extend([origin] * len(self._detokenizer.add(token)))
+        runs: list[tuple[str, Origin]] = []
+        for character in event.text:
+            origin = self._origins.popleft() if self._origins else Origin.PLAIN
+            if runs and runs[-1][1] is origin:
+                runs[-1] = (runs[-1][0] + character, origin)
+            else:
+                runs.append((character, origin))
+        return runs
 
 
 @final
@@ -53,9 +77,7 @@ class AnswerWriter:
 
     def __init__(self, tokenizer: Tokenizer, *, color: bool, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
-        self._color = color
-        self._detokenizer = Detokenizer(tokenizer)
-        self._origins: deque[Origin] = deque()  # of the characters decoded and not yet written
+        self._runs = OriginRuns(tokenizer) if color else None
         self._last = "\n"
 
     def write(self, event: TokenEvent) -> None:
@@ -63,7 +85,9 @@ class AnswerWriter:
         text = event.text
         if text:
             self._last = text[-1]
-        self._stream.write(self._colored(event) if self._color else text)
+        if self._runs is not None:
+            text = "".join(paint(part, origin) for part, origin in self._runs.of(event))
+        self._stream.write(text)
         self._stream.flush()
 
     def end(self) -> None:
@@ -71,19 +95,3 @@ class AnswerWriter:
         if self._last != "\n":
             self._stream.write("\n")
             self._stream.flush()
-
-    def _colored(self, event: TokenEvent) -> str:
-        # Text can lag behind its tokens (partial characters, possible stop strings), so characters wait with
-        # their token's origin until the engine hands them out.
-        for token, origin in zip(event.token_ids, event.origins, strict=True):
-            self._origins.extend([origin] * len(self._detokenizer.add(token)))
-        painted: list[str] = []
-        run, run_origin = "", Origin.PLAIN
-        for character in event.text:
-            origin = self._origins.popleft() if self._origins else Origin.PLAIN
-            if origin is not run_origin:
-                painted.append(paint(run, run_origin))
-                run, run_origin = "", origin
-            run += character
-        painted.append(paint(run, run_origin))
-        return "".join(painted)

@@ -4,6 +4,7 @@ import io
 
 import pytest
 
+from tests.cli.terminal import Terminal
 from tests.cli.tiny import write_tiny
 
 
@@ -33,3 +34,17 @@ def stdin(monkeypatch):
         monkeypatch.setattr("sys.stdin", io.StringIO(text))
 
     return feed
+
+
+@pytest.fixture
+def on_terminal():
+    """Starts commands on pseudo-terminals; ends them with the test."""
+    opened = []
+
+    def start(*arguments):
+        opened.append(Terminal(*arguments))
+        return opened[-1]
+
+    yield start
+    for terminal in opened:
+        terminal.close()

@@ -1,18 +1,12 @@
 """`draftsmith chat`: piped and on a terminal, commands, prefix reuse, Ctrl-C."""
 
 import json
-import os
-import pty
-import select
-import signal
-import subprocess
-import time
 
 import pytest
 
 from draftsmith.cli import chat as chat_module
 from draftsmith.cli.loading import load_engine
-from tests.cli.tiny import CONTEXT, ENVIRONMENT, command, run
+from tests.cli.tiny import CONTEXT, run
 
 
 @pytest.fixture
@@ -93,53 +87,8 @@ def test_a_conversation_that_outgrows_the_context_is_an_error_in_a_script(chat):
     assert captured.out == ""
 
 
-class Terminal:
-    """A chat on a pseudo-terminal."""
-
-    def __init__(self, *arguments):
-        self._master, slave = pty.openpty()
-        environment = {**ENVIRONMENT, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
-        self.process = subprocess.Popen(
-            command("chat", *arguments),
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env=environment,
-            start_new_session=True,
-        )
-        os.close(slave)
-        self.seen = ""
-
-    def type(self, text):
-        os.write(self._master, text.encode())
-
-    def interrupt(self):
-        self.process.send_signal(signal.SIGINT)
-
-    def wait_for(self, text, seconds=60):
-        """Read until `text` shows up after what was waited for before."""
-        deadline = time.monotonic() + seconds
-        while text not in self.seen:
-            assert time.monotonic() < deadline, f"no {text!r} in {self.seen!r}"
-            if select.select([self._master], [], [], 0.1)[0]:
-                try:
-                    self.seen += os.read(self._master, 4096).decode(errors="replace")
-                except OSError:
-                    break
-        before, found, self.seen = self.seen.partition(text)
-        assert found, f"no {text!r} in {before!r}"
-        return before
-
-    def ends_with(self, seconds=30):
-        try:
-            return self.process.wait(seconds)
-        finally:
-            self.process.kill()
-            os.close(self._master)
-
-
-def test_on_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(tiny):
-    terminal = Terminal("-m", tiny, "-n", "3000", "--controller", "fixed:num_draft=1")
+def test_on_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(tiny, on_terminal):
+    terminal = on_terminal("chat", "-m", tiny, "-n", "3000", "--controller", "fixed:num_draft=1")
     terminal.wait_for("/help lists the commands")
     terminal.wait_for("> ")
     terminal.type("hello\n")
@@ -154,18 +103,18 @@ def test_on_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(tiny):
     assert terminal.ends_with() == 0
 
 
-def test_on_a_terminal_ctrl_c_twice_leaves(tiny):
-    terminal = Terminal("-m", tiny, "-n", "20")
+def test_on_a_terminal_ctrl_c_twice_leaves(tiny, on_terminal):
+    terminal = on_terminal("chat", "-m", tiny, "-n", "20")
     terminal.wait_for("> ")
-    terminal.interrupt()
+    terminal.interrupt(after=0.5)
     terminal.wait_for("Ctrl-C again")
     terminal.wait_for("> ")
-    terminal.interrupt()
+    terminal.interrupt(after=0.5)
     assert terminal.ends_with() == 130
 
 
-def test_on_a_terminal_an_error_does_not_end_the_conversation(tiny):
-    terminal = Terminal("-m", tiny, "-n", "20", "--color", "never")
+def test_on_a_terminal_an_error_does_not_end_the_conversation(tiny, on_terminal):
+    terminal = on_terminal("chat", "-m", tiny, "-n", "20", "--color", "never")
     for _ in range(2):
         terminal.wait_for("> ")
         terminal.type("x" * 3000 + "\n")  # one fits the context, two do not

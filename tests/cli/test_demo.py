@@ -1,0 +1,126 @@
+"""`draftsmith demo`: the views, the table, differences and the exit code."""
+
+import json
+import re
+
+import pytest
+
+from draftsmith.bench.demo_prompts import DEMO_PROMPTS
+from draftsmith.bench.runs import Difference
+from draftsmith.cli import demo as demo_module
+from draftsmith.cli import demo_view
+from draftsmith.cli.console import OutputConsole
+from tests.cli.tiny import run
+
+KINDS = ["rewriting code", "filling JSON", "summarising", "extracting", "chatting"]
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """One prompt of each kind, few tokens."""
+    prompts = tuple(
+        type(item)(kind=item.kind, title=item.title, task="say abc", max_new_tokens=60) for item in DEMO_PROMPTS[:5]
+    )
+    monkeypatch.setattr(demo_module, "DEMO_PROMPTS", prompts)
+    return prompts
+
+
+def test_the_prompts_are_twelve_of_five_kinds_one_of_each_first():
+    assert len(DEMO_PROMPTS) == 12
+    assert [item.kind for item in DEMO_PROMPTS[:5]] == KINDS
+    assert len({item.title for item in DEMO_PROMPTS}) == 12
+    for item in DEMO_PROMPTS:
+        roles = [message["role"] for message in item.messages]
+        assert roles in (["user"], ["user", "assistant", "user"])
+        assert item.messages[-1]["content"] == item.task
+
+
+def test_plain_lines_and_the_table(tiny, short, capsys):
+    assert run("demo", "-m", tiny, "-d", "ngram") == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    for number, item in enumerate(short, 1):
+        assert f"[{number}/5] {item.kind}: {item.title}" in out
+    assert out.count("same ids") == 5
+    table = out[out.index("prompt kind") :].splitlines()
+    rows = [re.split(r"  +", line.strip()) for line in table[1:7]]
+    assert [row[0] for row in rows] == [*KINDS, "all"]
+    assert all(row[-1] == f"{row[1]} of {row[1]}" for row in rows)
+    assert float(rows[0][2]) > 1.2
+    assert "Why it is faster" in out
+    assert "Why the text is the same" in out
+
+
+def test_json(tiny, short, capsys):
+    assert run("demo", "-m", tiny, "--json", "-d", "suffix") == 0
+    out = capsys.readouterr().out
+    document = json.loads(out)
+    assert out.count("\n") == 1
+    assert [item["drafter"] for item in document["results"]] == ["none", "suffix"]
+    assert list(document["results"][1]["categories"]) == KINDS
+    assert document["results"][1]["divergent_prompts"] == 0
+    assert len(document["outputs"]) == 10
+    pairs = {}
+    for item in document["outputs"]:
+        pairs.setdefault(item["prompt"], set()).add(tuple(item["token_ids"]))
+    assert all(len(ids) == 1 for ids in pairs.values())
+
+
+def test_arms_take_turns_in_going_first(tiny, short, monkeypatch):
+    orders = []
+    spied = demo_module.summarise_run
+    monkeypatch.setattr(demo_module, "summarise_run", lambda measured: orders.append(measured) or spied(measured))
+    run("demo", "-m", tiny, "-d", "ngram")
+    first = [run.drafter for run in orders[0].runs if run.order == 0]
+    assert first == ["none", "ngram", "none", "ngram", "none"]
+
+
+@pytest.mark.parametrize(
+    ("gap", "code", "words"), [(3e-5, 0, "near tie"), (2e-3, 1, "does not explain"), (None, 1, "not be")]
+)
+def test_a_difference_is_shown_and_excused_only_by_a_near_tie(tiny, short, monkeypatch, capsys, gap, code, words):
+    monkeypatch.setattr(demo_module, "find_differences", lambda runs: {("ngram", 2): 7})
+    monkeypatch.setattr(demo_module, "explain", lambda *arguments: Difference(position=7, gap=gap))
+    assert run("demo", "-m", tiny, "-d", "ngram") == code
+    out = capsys.readouterr().out
+    assert f"{short[2].title}: ngram differs from plain at token 7" in out
+    assert words in out
+    assert "0 of 1" in out
+    assert "4 of 5" in out
+
+
+def test_a_slow_machine_sees_one_prompt_of_each_kind(tiny, monkeypatch, capsys):
+    monkeypatch.setattr(demo_module, "LAST_START_SECONDS", 0.0)
+    prompts = tuple(type(item)(kind=item.kind, title=item.title, task="abc", max_new_tokens=4) for item in DEMO_PROMPTS)
+    monkeypatch.setattr(demo_module, "DEMO_PROMPTS", prompts)
+    assert run("demo", "-m", tiny, "-d", "ngram") == 0
+    out = capsys.readouterr().out
+    assert "5 of 12 prompts shown" in out
+    assert "[6/12]" not in out
+
+
+def test_two_columns_on_a_terminal(tiny, on_terminal):
+    terminal = on_terminal("demo", "-m", tiny, "-d", "ngram", "--threads", "1", "--controller", "fixed:num_draft=2")
+    terminal.wait_for("[1/12] rewriting code")
+    terminal.wait_for("plain")
+    terminal.wait_for("╭")  # the frame of a column
+    terminal.wait_for("tokens per step, same ids")
+    terminal.interrupt()
+    assert terminal.ends_with() == 130
+
+
+def test_a_column_shows_the_end_of_a_long_answer():
+    from rich.text import Text
+
+    lines = demo_view._tail(Text("\n".join(f"line {i}" for i in range(30))), 20, 5).plain.splitlines()
+    assert lines == [f"line {i}" for i in range(25, 30)]
+    wrapped = demo_view._tail(Text("word " * 40), 20, 3).plain.splitlines()
+    assert len(wrapped) == 3
+    assert max(map(len, wrapped)) <= 20
+
+
+def test_no_markup_in_answers_is_interpreted(capsys):
+    import sys
+
+    OutputConsole(sys.stdout).print("[bold]x[/bold] [1/12]")
+    assert capsys.readouterr().out == "[bold]x[/bold] [1/12]\n"
