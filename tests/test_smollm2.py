@@ -17,7 +17,7 @@ from draftsmith.engine.params import GenerationParams
 from draftsmith.models.backend import RowGroup
 
 NEAR_TIE = 1e-4
-NUM_TOKENS = 40
+NUM_TOKENS = 32
 DRAFTERS = ["ngram", "suffix", "suffix:tree=true", "hybrid", "draft_model:model=smollm2:max_draft=3"]
 SAMPLINGS = {"greedy": {}, "coupled": {"temperature": 0.8, "top_p": 0.95, "seed": 3}}
 QUESTIONS = [
@@ -83,7 +83,7 @@ def assert_same(engine, text, expected, found, params, what):
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_alone(engine, plain, drafter, sampling):
     params = SAMPLINGS[sampling]
-    for text, expected in list(zip(QUESTIONS, plain[sampling], strict=True))[:4]:
+    for text, expected in list(zip(QUESTIONS, plain[sampling], strict=True))[:3]:
         found = engine.generate(_prompt(text), max_new_tokens=NUM_TOKENS, drafter=drafter, **params)
         assert_same(engine, text, expected.token_ids, found.token_ids, params, f"{drafter} alone, {sampling}")
 
