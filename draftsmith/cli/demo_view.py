@@ -34,12 +34,13 @@ _PLAIN_LINES = 6
 _MOST_LINES = 24
 
 _WHY = """\
-Why it is faster: the model takes little longer to check several proposed tokens in one step than to write \
-a single one, and the drafter proposes what followed the last time the same words came up, in the prompt \
-or in an earlier answer.
+Why it is faster: the model checks several proposed tokens in one step, which costs far less than writing \
+them one after the other, and the drafter proposes what followed the last time the same words came up, in \
+the prompt or in an earlier answer.
 Why the text is the same: a proposed token is kept only where it is the very token the model chooses \
 itself; at the first one that is not, the model's own token is written instead.
-Where nothing repeats, as in free chat, there is nothing to propose, and the speed is that of plain decoding."""
+Where nothing repeats, as in free chat, there is nothing to propose, and the speed is about that of plain \
+decoding."""
 
 
 class DemoView(ABC):
