@@ -50,7 +50,8 @@ class VocabularyMap:
         if self.is_identity:
             logits_V[: self.num_shared] = logits_U[: self.num_shared]
         else:
-            logits_V[self._target_ids.to(logits_U.device)] = logits_U[self._draft_ids.to(logits_U.device)]
+            shared = logits_U.index_select(0, self._draft_ids.to(logits_U.device))
+            logits_V.index_copy_(0, self._target_ids.to(logits_U.device), shared)
         return logits_V
 
     def tokens_to_draft(self, tokens: Sequence[int]) -> list[tuple[int, ...]]:
