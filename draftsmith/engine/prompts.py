@@ -35,7 +35,7 @@ def encode_prompt(prompt: Any, model: LoadedModel) -> list[int]:
         if ids and ids[0] != model.tokenizer.bos_id:
             ids = _with_bos(ids, model)
     elif _is_list(prompt) and all(type(item) is int for item in prompt):
-        ids = _checked_ids(prompt, model)
+        ids = list(prompt)
     else:
         raise PromptError("a prompt is a string, a list of role/content messages, or a list of token ids, not empty")
     if not ids:
@@ -43,6 +43,10 @@ def encode_prompt(prompt: Any, model: LoadedModel) -> list[int]:
     limit = model.backend.spec.max_context
     if len(ids) >= limit:
         raise PromptError(f"the prompt has {len(ids)} tokens; {model.name} takes at most {limit - 1}; shorten it")
+    vocab_size = model.backend.spec.vocab_size
+    if not 0 <= min(ids) <= max(ids) < vocab_size:  # text too: a tokenizer may know more tokens than its model
+        token = next(token for token in ids if not 0 <= token < vocab_size)
+        raise PromptError(f"token id {token} is outside the vocabulary of {model.name} (0 to {vocab_size - 1})")
     return ids
 
 
@@ -63,11 +67,3 @@ def _encode(text: str, model: LoadedModel) -> list[int]:
 def _with_bos(ids: list[int], model: LoadedModel) -> list[int]:
     tokenizer = model.tokenizer
     return [tokenizer.bos_id, *ids] if tokenizer.add_bos and tokenizer.bos_id is not None else ids
-
-
-def _checked_ids(prompt: Series[int], model: LoadedModel) -> list[int]:
-    vocab_size = model.backend.spec.vocab_size
-    for token in prompt:
-        if not 0 <= token < vocab_size:
-            raise PromptError(f"token id {token} is outside the vocabulary of {model.name} (0 to {vocab_size - 1})")
-    return list(prompt)
