@@ -77,6 +77,10 @@ def _read_line(line: str, where: str, number: int) -> Prompt:
         raise PromptError(f"{where}: {key!r} must hold text, found {_kind(text)}")
     if not text.strip():
         raise PromptError(f"{where}: the prompt is empty")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(f"{where}: the prompt holds half a character (an unpaired surrogate)") from error
     category = item.get("category", "")
     if not isinstance(category, str):
         raise PromptError(f"{where}: 'category' must be text, found {_kind(category)}")

@@ -82,19 +82,20 @@ def usable_prompts(workload: Workload, arm: Arm) -> tuple[list[int], dict[int, s
 
 
 def blocks_of(workload: Workload, usable: Sequence[int]) -> list[tuple[int, ...]]:
-    """Consecutive usable prompts, at most `concurrency` together and never of two categories.
+    """The usable prompts in blocks of `concurrency`, each of one category; a category's last may be smaller.
 
-    One category per block, so that a category's time is the time of its blocks.
+    One category per block, so that a category's time is the time of its blocks. Blocks stand in the order of
+    their first prompts.
     """
-    blocks: list[list[int]] = []
+    by_category: dict[str, list[int]] = {}
     for index in usable:
-        category = workload.prompts[index].category
-        fits = blocks and len(blocks[-1]) < workload.concurrency
-        if fits and workload.prompts[blocks[-1][0]].category == category:
-            blocks[-1].append(index)
-        else:
-            blocks.append([index])
-    return [tuple(block) for block in blocks]
+        by_category.setdefault(workload.prompts[index].category, []).append(index)
+    size = workload.concurrency
+    return sorted(
+        tuple(indices[start : start + size])
+        for indices in by_category.values()
+        for start in range(0, len(indices), size)
+    )
 
 
 def warm_up(arms: Mapping[str, Arm], workload: Workload) -> None:

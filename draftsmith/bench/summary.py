@@ -86,6 +86,7 @@ def _figures(measured: Measured, runs: Sequence[ArmRun], drafter: str) -> dict[s
     ]
     return {
         "num_prompts": sum(len(run.outputs) for run in own.values()),
+        "num_blocks": len(shared),
         "emitted_tokens": emitted,
         "prompt_step_tokens": counts.prompt_emitted,
         "steps": counts.pairs,

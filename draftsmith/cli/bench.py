@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,9 @@ from draftsmith.registry import DRAFTERS, load_class, parse_selection
 
 if TYPE_CHECKING:
     from draftsmith.engine.engine import Engine
+
+# Without a terminal to draw a bar on, a line this often says how far it is.
+_TELL_SECONDS = 30.0
 
 
 def run(options: BenchOptions) -> int:
@@ -119,6 +123,7 @@ def _measure(
     )
 
     runs: list[ArmRun] = []
+    told = time.monotonic()
     # Refreshed by hand between runs: a refreshing thread would take time from what is measured.
     progress = Progress(
         TextColumn("{task.description}"),
@@ -141,6 +146,9 @@ def _measure(
                     writer.add(run)
                     runs.append(run)
                 progress.update(task, advance=len(run.prompts), description=f"last: {run.drafter}", refresh=True)
+                if progress.disable and time.monotonic() > told + _TELL_SECONDS:
+                    told = time.monotonic()
+                    _note(f"{progress.tasks[0].completed:.0f} of {progress.tasks[0].total:.0f} answers measured")
     except KeyboardInterrupt:
         return runs, True
     return runs, False

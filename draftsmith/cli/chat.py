@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast, final
 
 from draftsmith.cli.interrupts import INTERRUPTED, stop_on_interrupt
-from draftsmith.cli.loading import load_engine, request_settings
+from draftsmith.cli.loading import checked_text, load_engine, request_settings
 from draftsmith.cli.options import ChatOptions
 from draftsmith.cli.telling import Answer, answer_line, totals_line
 from draftsmith.cli.writing import AnswerWriter, legend, wants_color
@@ -37,8 +37,9 @@ def run(options: ChatOptions) -> int:
     settings = request_settings(options)
     engine = load_engine(options, drafter=options.drafter)
     chat = Chat(engine, settings, options)
+    lines = _typed_lines(quiet=options.json or not sys.stdout.isatty()) if sys.stdin.isatty() else _piped_lines()
     try:
-        code = chat.converse(_typed_lines() if sys.stdin.isatty() else _piped_lines())
+        code = chat.converse(lines)
     finally:
         if options.json:
             print(json.dumps(chat.as_json(), ensure_ascii=False))
@@ -136,17 +137,23 @@ class Chat:
 
 
 def _piped_lines() -> Iterator[str]:
-    for line in sys.stdin:
-        yield line.rstrip("\n")
+    try:
+        for line in sys.stdin:
+            yield checked_text(line.rstrip("\n"), "a line of stdin")
+    except UnicodeDecodeError as error:
+        raise PromptError("a line of stdin is not UTF-8 text") from error
 
 
-def _typed_lines() -> Iterator[str]:
+def _typed_lines(*, quiet: bool) -> Iterator[str]:
+    """Lines typed on a terminal. `quiet`: stdout is not ours to prompt on."""
     import readline  # noqa: F401  (gives input() history and editing)
 
     interrupted = False
     while True:
         try:
-            line = input("> " if sys.stdout.isatty() else "")
+            if quiet:
+                print("> ", end="", file=sys.stderr, flush=True)
+            line = input("" if quiet else "> ")
         except EOFError:
             _tell("")
             return

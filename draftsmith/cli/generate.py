@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from draftsmith.cli.interrupts import INTERRUPTED
-from draftsmith.cli.loading import load_engine, request_settings
+from draftsmith.cli.loading import checked_text, load_engine, request_settings
 from draftsmith.cli.options import GenerateOptions
 from draftsmith.cli.telling import Answer, answer_line
 from draftsmith.cli.writing import AnswerWriter, legend, wants_color
@@ -56,9 +56,10 @@ def _answer(engine: Engine, prompt: Any, settings: dict[str, Any], writer: Answe
 
 
 def _prompt(options: GenerateOptions) -> str | list[dict[str, str]]:
-    text = sys.stdin.read() if options.prompt == "-" else options.prompt
+    from_stdin = options.prompt == "-"
+    text = _stdin_text() if from_stdin else checked_text(options.prompt, "the prompt")
     if not text.strip():
-        where = "stdin held no prompt" if options.prompt == "-" else "the prompt is empty"
+        where = "stdin held no prompt" if from_stdin else "the prompt is empty"
         raise PromptError(f'{where}; say something, for example draftsmith generate "Tell me a joke."')
     if options.raw:
         if options.system is not None:
@@ -68,3 +69,10 @@ def _prompt(options: GenerateOptions) -> str | list[dict[str, str]]:
     if options.system is not None:
         messages.insert(0, {"role": "system", "content": options.system})
     return messages
+
+
+def _stdin_text() -> str:
+    try:
+        return checked_text(sys.stdin.read(), "stdin")
+    except UnicodeDecodeError as error:
+        raise PromptError("stdin is not UTF-8 text") from error

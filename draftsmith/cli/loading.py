@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from draftsmith.cli.options import CoreSamplingOptions, LengthOptions, SamplingOptions
+from draftsmith.errors import PromptError
 
 if TYPE_CHECKING:
     from draftsmith.engine.engine import Engine
@@ -91,6 +92,15 @@ def request_settings(*groups: Any, **more: Any) -> dict[str, Any]:
     settings.update(more)
     GenerationParams.create(**settings)
     return settings
+
+
+def checked_text(text: str, where: str) -> str:
+    """The text itself. Raises `PromptError` when it came from bytes that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(f"{where} is not UTF-8 text") from error
+    return text
 
 
 @contextmanager

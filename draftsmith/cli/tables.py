@@ -13,6 +13,8 @@ from rich.table import Table
 
 from draftsmith.cli.console import OutputConsole
 
+_FEW_BLOCKS = 20
+
 
 def print_bench_tables(summary: Mapping[str, Any]) -> None:
     """One table of the arms, and one of categories where the data have them."""
@@ -22,12 +24,16 @@ def print_bench_tables(summary: Mapping[str, Any]) -> None:
     if any("categories" in result for result in results):
         console.print()
         console.print(_categories_table(results))
+    blocks = min(result["num_blocks"] for result in results)
+    if blocks < _FEW_BLOCKS:
+        console.print(f"Only {blocks} blocks were compared: the intervals are too narrow to rely on.", soft_wrap=True)
     for result in results:
         if result["divergent_prompts"]:
             ties = result["near_ties"]
             console.print(
                 f"{result['drafter']}: {result['divergent_prompts']} prompts differ from plain decoding, {ties} of "
-                "them at a near tie (gap below 1e-4); see first_difference in outputs.jsonl"
+                "them at a near tie (gap below 1e-4); see first_difference in outputs.jsonl",
+                soft_wrap=True,
             )
 
 

@@ -92,7 +92,8 @@ def totals_line(answers: Sequence[Answer]) -> str:
         return "nothing was said yet"
     counts = [answer.counts for answer in answers]
     drafted, accepted = sum(item.drafted for item in counts), sum(item.accepted for item in counts)
-    return f"{len(answers)} answers | {_figures(answers)} | {accepted} of {drafted} drafted tokens accepted"
+    said = f"{len(answers)} answer{'s' if len(answers) > 1 else ''}"
+    return f"{said} | {_figures(answers)} | {accepted} of {drafted} drafted tokens accepted"
 
 
 def _figures(answers: Sequence[Answer]) -> str:

@@ -31,8 +31,10 @@ def test_unusable_lists_of_arms(text):
 
 def test_blocks_hold_at_most_the_concurrency_and_one_category():
     work = workload("abcdefg", categories=["x", "x", "x", "y", "y", "x", "x"], concurrency=2)
-    assert blocks_of(work, [0, 1, 2, 3, 4, 5, 6]) == [(0, 1), (2,), (3, 4), (5, 6)]
+    assert blocks_of(work, [0, 1, 2, 3, 4, 5, 6]) == [(0, 1), (2, 5), (3, 4), (6,)]
     assert blocks_of(work, [0, 2, 6]) == [(0, 2), (6,)]
+    alternating = workload("abcdef", categories=["x", "y"] * 3, concurrency=3)
+    assert blocks_of(alternating, range(6)) == [(0, 2, 4), (1, 3, 5)]
     assert blocks_of(workload("abc"), [0, 1, 2]) == [(0,), (1,), (2,)]
 
 

@@ -69,6 +69,18 @@ def test_empty_stdin(complaint, stdin):
     assert "stdin" in complaint("generate", "-")
 
 
+@pytest.mark.parametrize("words", [["generate", "-"], ["chat"]], ids=lambda words: words[0])
+def test_stdin_that_is_not_text(tiny, words):
+    done = run_apart(*words, "-m", tiny, text=False, input=b"caf\xe9 \xff\n")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"UTF-8" in done.stderr
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_a_prompt_that_is_not_text(complaint):
+    assert "UTF-8" in complaint("generate", "caf\udce9")
+
+
 @pytest.mark.parametrize(
     ("option", "value", "known"),
     [
@@ -200,6 +212,7 @@ class TestBench:
             ('{"turns": [7]}', ["line 1", "turns"]),
             ('{"prompt": "a", "category": 1}', ["line 1", "category"]),
             (b'{"prompt": "a"}\n{"prompt": "\xff"}', ["line 2", "UTF-8"]),
+            ('{"prompt": "a"}\n{"prompt": "\\ud83d"}', ["line 2", "surrogate"]),
             ("", ["no prompts"]),
         ],
     )

@@ -71,7 +71,7 @@ def test_the_second_turn_computes_only_what_is_new(chat, monkeypatch):
 def test_commands(chat):
     captured = chat(["hello", "/stats", "/help", "/nonsense", "/quit", "never said"])
     assert len(captured.out.splitlines()) == 1
-    assert "1 answers" in captured.err
+    assert "1 answer |" in captured.err
     assert "drafted tokens accepted" in captured.err
     assert "/reset" in captured.err
     assert "unknown command /nonsense" in captured.err
@@ -97,7 +97,7 @@ def test_on_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(tiny, on_termin
     terminal.wait_for("| interrupted")
     terminal.wait_for("> ")
     terminal.type("/stats\n")
-    terminal.wait_for("1 answers")
+    terminal.wait_for("1 answer |")
     terminal.wait_for("> ")
     terminal.type("\x04")
     assert terminal.ends_with() == 0

@@ -7,7 +7,7 @@ import pytest
 
 from draftsmith.cli.options import When
 from draftsmith.cli.writing import wants_color
-from tests.cli.tiny import run
+from tests.cli.tiny import ENVIRONMENT, run, run_apart
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz "
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -179,3 +179,11 @@ def test_dtype_and_threads_reach_the_engine(generate, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", seen.append)
     generate("-n", "4", "--dtype", "bfloat16", "--threads", "1")
     assert 1 in seen
+
+
+def test_characters_that_the_locale_lacks_do_not_end_the_answer(tiny):
+    options = ["-n", "120", "-t", "1.6", "--seed", "3"]
+    environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = run_apart("generate", "-m", tiny, *options, "say xyz", env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "?" in done.stdout
