@@ -70,8 +70,9 @@ class DenseLinear(Linear):
 class BlockedLinear(Linear):
     """Float32 on the CPU: one small product per block of outputs, all in one batched call.
 
-    Each block [I, W] is contiguous, so a weight is read once, in order, whatever the number of rows. The
-    last block is filled up with zeros.
+    Each block [I, W] is contiguous, so a weight is read once, in order, whatever the number of rows, and
+    MKL sums a row's products in an order that does not depend on that number. The last block is filled up
+    with zeros.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -85,14 +86,17 @@ class BlockedLinear(Linear):
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         num_blocks, _, width = self._blocks_BIW.shape
+        num_rows = rows.shape[0]
+        if num_rows == 1:
+            # A matrix-vector kernel would sum in another order; two rows cost the same.
+            rows = torch.cat((rows, rows))
         spread = rows.expand(num_blocks, -1, -1)
         if self._bias_BNW is None:
             result = torch.bmm(spread, self._blocks_BIW)
         else:
             result = torch.baddbmm(self._bias_BNW, spread, self._blocks_BIW)
-        # One row lies in order already.
-        result = result.view(1, -1) if rows.shape[0] == 1 else result.transpose(0, 1).reshape(-1, num_blocks * width)
-        return result if num_blocks * width == self._num_outputs else result.narrow(1, 0, self._num_outputs)
+        joined = (result[:, 0] if num_rows == 1 else result.transpose(0, 1)).reshape(num_rows, num_blocks * width)
+        return joined if num_blocks * width == self._num_outputs else joined.narrow(1, 0, self._num_outputs)
 
     def weight_rows(self, ids: torch.Tensor) -> torch.Tensor:
         return self._blocks_BIW[ids // BLOCK_WIDTH, :, ids % BLOCK_WIDTH]

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from draftsmith.errors import OptionError
-from draftsmith.models.attention import GroupPlan, attend, plan_group, row_depths
+from draftsmith.models.attention import GroupPlan, attend, plan_group
+from draftsmith.models.attention_mask import row_depths
 from draftsmith.models.backend import Backend, RowGroup, Scored
 from draftsmith.models.kv_cache import KVCache
 from draftsmith.models.rope import RotaryTable
@@ -128,20 +129,22 @@ class ReferenceBackend(Backend):
     def _rotations(self, groups: Sequence[RowGroup]) -> list[torch.Tensor]:
         """Per layer kind, what multiplies each packed row's qkv as complex numbers [N, (H + 2 J) K/2].
 
-        Values turn by nothing: one product over the whole row is cheaper than one over a part of it.
+        Queries take the attention's scale along. Values turn by nothing: one product over the whole row is
+        cheaper than one over a part of it.
         """
         positions: list[int] = []
         for group in groups:
             committed = self.cache.committed(group.sequence_id)
             positions.extend([committed + depth for depth in row_depths(group.parents)])
         rows = torch.tensor(positions, dtype=torch.int64).to(self._device)
-        longest = max(positions, default=0) + 1
-        num_rotated = self.spec.num_heads + self.spec.num_kv_heads
+        longest = max(positions) + 1
+        num_heads, num_kv_heads = self.spec.num_heads, self.spec.num_kv_heads
         rotations = []
         for table in self._rotary:
             turn = table.rows(rows, longest)
-            full = turn.new_ones(len(positions), num_rotated + self.spec.num_kv_heads, self.spec.head_dim // 2)
-            full[:, :num_rotated] = turn
+            full = turn.new_ones(len(positions), num_heads + 2 * num_kv_heads, self.spec.head_dim // 2)
+            full[:, : num_heads + num_kv_heads] = turn
+            full[:, :num_heads].mul_(self.spec.attention_scale)
             rotations.append(full.flatten(1))
         return rotations
 

@@ -1,9 +1,8 @@
 """Decoder weights, loaded by Hugging Face tensor names and fused for few, large operations.
 
 Called once by the reference backend. Invariant: every tensor is checked against the shape the spec
-implies before it is used, and a missing or misshapen one is named. Two orders differ from the
-checkpoint's, unseen from outside: rotary pairs of queries and keys are adjacent, and the attention output
-(so the columns of its projection) runs over [head within a group, group, head dimension].
+implies before it is used, and a missing or misshapen one is named. Head dimensions of queries and keys
+are reordered so that a rotary pair is adjacent; scores do not notice.
 
 Shape letters: V vocabulary, D width, H query heads, J kv heads, K head size, M MLP width.
 """
@@ -83,7 +82,7 @@ class WeightReader:
         self._dtype = dtype
         self._device = device
         self._prefix = self._find_prefix()
-        self._head_pairs, self._qkv_rows, self._output_columns = _orders(spec)
+        self._head_pairs, self._qkv_rows = _orders(spec)
 
     def read(self) -> DecoderWeights:
         """All weights of the decoder. Raises `ModelFileError` naming a missing or misshapen tensor."""
@@ -121,7 +120,6 @@ class WeightReader:
             spec.width,
             spec.qkv_bias,
         )
-        output, output_bias = self._stacked({f"{at}self_attn.o_proj": spec.width}, queries, spec.output_bias)
         gate_up = {f"{at}mlp.gate_proj": spec.mlp_width, f"{at}mlp.up_proj": spec.mlp_width}
         down = {f"{at}mlp.down_proj": spec.width}
         rows = self._qkv_rows
@@ -129,7 +127,7 @@ class WeightReader:
             attention_norm=self._norm(f"{at}input_layernorm.weight"),
             qkv=prepare(qkv.index_select(0, rows), None if qkv_bias is None else qkv_bias.index_select(0, rows)),
             qk_norm=self._qk_norm(at) if spec.qk_norm else None,
-            output=prepare(output.index_select(1, self._output_columns), output_bias),
+            output=prepare(*self._stacked({f"{at}self_attn.o_proj": spec.width}, queries, spec.output_bias)),
             attention_out_norm=self._norm(after_attention) if spec.sandwich_norms else None,
             mlp_norm=self._norm(f"{at}pre_feedforward_layernorm.weight" if spec.sandwich_norms else after_attention),
             gate_up=prepare(*self._stacked(gate_up, spec.width, spec.mlp_bias)),
@@ -171,11 +169,11 @@ class WeightReader:
         return tensor
 
 
-def _orders(spec: DecoderSpec) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The order of one head's dimensions, of the stacked qkv's rows, of the attention output's columns."""
+def _orders(spec: DecoderSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    """The order of one head's dimensions, and of the rows of the stacked qkv: pairs (i, i + K/2) adjacent."""
     num_rotated = spec.num_heads + spec.num_kv_heads
     head_pairs = torch.arange(spec.head_dim).view(2, -1).t().reshape(-1)
     rows = torch.arange((num_rotated + spec.num_kv_heads) * spec.head_dim)
-    rows[: num_rotated * spec.head_dim] = (torch.arange(num_rotated)[:, None] * spec.head_dim + head_pairs).reshape(-1)
-    columns = torch.arange(spec.num_heads * spec.head_dim).view(spec.num_kv_heads, spec.group_size, spec.head_dim)
-    return head_pairs, rows, columns.transpose(0, 1).reshape(-1)
+    rotated = torch.arange(num_rotated)[:, None] * spec.head_dim + head_pairs
+    rows[: num_rotated * spec.head_dim] = rotated.reshape(-1)
+    return head_pairs, rows

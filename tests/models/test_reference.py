@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftsmith.errors import ModelFileError, OptionError
-from draftsmith.models.attention import row_depths
+from draftsmith.models.attention_mask import row_depths
 from draftsmith.models.backend import RowGroup
 from draftsmith.models.linear import BLOCK_WIDTH, BlockedLinear, DenseLinear, PackedLinear, can_pack, prepare
 from draftsmith.models.reference import ReferenceBackend
@@ -226,7 +226,7 @@ def test_results_may_be_changed_in_place_and_differentiated_through() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "limit"), [(torch.float32, 2e-5), (torch.bfloat16, 0.15)], ids=["float32", "bfloat16"]
+    ("dtype", "limit"), [(torch.float32, 2e-5), (torch.bfloat16, 0.2)], ids=["float32", "bfloat16"]
 )
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_lower_precision_stays_close_to_float64(variant: str, dtype: torch.dtype, limit: float) -> None:
