@@ -34,7 +34,9 @@ class SectionedCommand(TyperCommand):
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in params:
             if param.param_type_name == "option":
-                sections.setdefault(param.rich_help_panel or _LAST_SECTION, []).append(_option_row(param))
+                sections.setdefault(getattr(param, "rich_help_panel", None) or _LAST_SECTION, []).append(
+                    _option_row(param)
+                )
         arguments = [param.metavar for param in params if param.param_type_name == "argument"]
         required = [f"{param.opts[0]} {param.metavar}" for param in params if param.required and param.metavar]
         needed = arguments or required
@@ -53,6 +55,10 @@ class SectionedCommand(TyperCommand):
 @final
 class PlainGroup(TyperGroup):
     """The top level: its help lists the commands in the order they were added."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """In the order they were added."""
+        return list(self.commands)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write description, usage, commands, options and where to start."""

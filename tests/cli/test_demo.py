@@ -36,7 +36,7 @@ def test_the_prompts_are_twelve_of_five_kinds_one_of_each_first():
 
 
 def test_plain_lines_and_the_table(tiny, short, capsys):
-    assert run("demo", "-m", tiny, "-d", "ngram") == 0
+    assert run("demo", "-m", tiny, "-d", "ngram", "--controller", "fixed") == 0
     out = capsys.readouterr().out
     assert "\x1b" not in out
     for number, item in enumerate(short, 1):
