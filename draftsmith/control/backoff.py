@@ -1,13 +1,10 @@
 """The default controller: draft what pays, stop where it does not, notice at once when that changes.
 
-Called by the engine around drafting. It learns what rows cost (`control.cost`) and how likely nodes are
-accepted (`control.acceptance`), and takes the nodes whose expected emitted tokens are worth their rows at
-the current rate of tokens per second. Where looking is cheap (retrieval drafters) it lets them propose
-always and cuts afterwards; a cut node is still judged by what the target emitted, so exploring costs no
-row. Where drafting itself is dear it decides before, and probes ever more rarely while nothing pays.
-
-Invariant: only point masses are cut, which no output law depends on; what it decides before drafting
-depends on earlier steps alone. Deterministic in what it is told: it reads no clock.
+Called by the engine around drafting. Takes the nodes whose expected tokens (`control.acceptance`) are worth
+their rows (`control.cost`) at the current speed. Where looking is cheap, drafters always propose and are cut
+afterwards; a cut node is still judged by what the target emitted, so exploring costs no row. Where drafting
+is dear, or what is drawn must stay, it decides before, and probes ever more rarely while nothing pays.
+Invariants: only point masses are cut; nothing else looks at drafted tokens; no clock is read.
 """
 
 from __future__ import annotations
@@ -63,12 +60,13 @@ class BackoffOptions:
 class _DrafterState:
     """What is known of one drafter, whoever it drafted for."""
 
-    __slots__ = ("calibration", "draft_cost", "is_timed")
+    __slots__ = ("calibration", "draft_cost", "draws", "is_timed")
 
     def __init__(self) -> None:
         self.calibration = Calibration()
         self.draft_cost = PlaneCost()  # requests asked, depth reached
         self.is_timed = False
+        self.draws = False
 
 
 @final
@@ -76,16 +74,18 @@ class _Request:
     """What is known of one live request.
 
     `proposal` is this step's, before any cut. `is_warm`: it drafted in the last step, so its drafter has
-    nothing to catch up with. `plain_tokens`: emitted since it last drafted; `distance`: when to probe.
+    nothing to catch up with. `draws`: its proposals are drawn, so they cannot be cut afterwards.
+    `plain_tokens`: emitted since it last drafted; `distance`: when to probe.
     """
 
-    __slots__ = ("distance", "drafter", "is_warm", "odds", "plain_tokens", "probing", "proposal")
+    __slots__ = ("distance", "drafter", "draws", "is_warm", "odds", "plain_tokens", "probing", "proposal")
 
     def __init__(self, drafter: _DrafterState, distance: int) -> None:
         self.drafter = drafter
         self.odds = RequestOdds()
         self.proposal: Proposal | None = None
         self.is_warm = False
+        self.draws = drafter.draws  # as far as one can tell from other requests
         self.distance = distance
         self.plain_tokens = 0
         self.probing = False
@@ -129,7 +129,7 @@ class BackoffController(Controller):
         for index, request in enumerate(requests):
             request.proposal = None
             request.probing = False
-            if not self._is_cheap(request.drafter, len(signals), budgets[index]):
+            if request.draws or not self._is_cheap(request.drafter, len(signals), budgets[index]):
                 dear.setdefault(id(request.drafter), []).append(index)
         for indices in dear.values():
             self._ration(indices, requests, budgets)
@@ -193,10 +193,12 @@ class BackoffController(Controller):
             num_drafted = len(proposal.tree.parents) - 1
             if not num_drafted:
                 continue
-            asked[index].proposal = proposal
+            request = asked[index]
+            request.proposal = proposal
+            request.draws = request.drafter.draws = proposal.kind is not ProposalKind.POINT_MASS
             self._depth = max(self._depth, _depth_of(proposal.tree.parents))
-            if proposal.kind is ProposalKind.POINT_MASS and self._sees_tokens:
-                found.extend([(reach, -index) for reach in asked[index].reaches(proposal)])
+            if self._sees_tokens and not request.draws:
+                found.extend([(reach, -index) for reach in request.reaches(proposal)])
             else:
                 base_rows += num_drafted
         found.sort(reverse=True)

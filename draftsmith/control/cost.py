@@ -1,11 +1,9 @@
 """What a step costs, learned from the steps seen: seconds by rows, and seconds per drafted depth or token.
 
-Used by controllers. Nothing here reads a clock: everything follows from what `observe` is told. Two facts
-shape the estimates. Wall time drifts (load on the machine, longer contexts) for all row counts alike, so a
-fast common scale is kept apart from a slow relative cost per row count. And the relative cost is a staircase
-that only trials reveal, so a row count never or long not seen is taken as cheap as its neighbours allow: it
-gets tried where that promises something, and then is known. Invariant: `RowCost.seconds` never decreases
-with the rows.
+Used by controllers; reads no clock. Wall time drifts (load, longer contexts) for all row counts alike, so a
+fast common scale is kept apart from a slow relative cost per row count. That relative cost is a staircase
+which only trials reveal: a row count never or long not seen is taken as cheap as its neighbours allow, so it
+is tried where that promises something. Invariant: `RowCost.seconds` never decreases with the rows.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from tests.control.simulation import COSTS, FLAT, LINEAR, PLAIN, QUANTISED, STAI
 LOOK = Drafting(look=3e-5)  # retrieval: half a percent of a plain step
 MODEL = Drafting(look=1e-4, per_depth=0.1 * PLAIN)  # a model: a tenth of a plain step per drafted depth
 DRAWN = Drafting(look=1e-4, per_depth=0.1 * PLAIN, kind=ProposalKind.IID)
-KINDS = {"look": LOOK, "model": MODEL, "drawn": DRAWN}
+CHEAPLY_DRAWN = Drafting(look=3e-5, kind=ProposalKind.IID)  # small heads under a ratio rule: cheap, but not to be cut
+KINDS = {"look": LOOK, "model": MODEL, "drawn": DRAWN, "cheaply drawn": CHEAPLY_DRAWN}
 PLAIN_RATE = 1 / PLAIN
 
 
