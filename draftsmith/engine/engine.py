@@ -280,7 +280,7 @@ class Engine:
         """Let go of a call, without waiting: while a step runs, whoever runs it ends the call's sequences after it."""
         if call.num_live and not call.cancelled:
             call.cancelled = True
-            self._scheduler.note_cancelled()
+            self._scheduler.note_cancelled(call)
             self._reap()
 
     def _alone(self, work: Callable[[], object], *, unless: Callable[[], bool] = lambda: False) -> None:

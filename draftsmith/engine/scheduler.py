@@ -9,7 +9,7 @@ the budget; a preempted sequence resumes with the same draws, since noise is key
 from __future__ import annotations
 
 import warnings
-from collections import deque
+from collections import OrderedDict, deque
 from contextlib import ExitStack
 
 from draftsmith.control.base import Controller, RequestSignal
@@ -17,6 +17,7 @@ from draftsmith.core.stats import EventLog
 from draftsmith.engine.prefix import PrefixPool, drafter_bytes
 from draftsmith.engine.sequence import Sequence
 from draftsmith.engine.step import Slot, run_step
+from draftsmith.engine.streams import Call
 from draftsmith.errors import CapacityError
 from draftsmith.models.backend import Backend
 
@@ -50,10 +51,10 @@ class Scheduler:
         self._prefix_cache = prefix_cache
         self._num_steps = 0
         self._submitted: deque[Sequence] = deque()
-        self._has_cancelled = False
+        self._cancelled: deque[Call] = deque()
         self._free: int | None = None
         self._promised = 0
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: OrderedDict[int, Sequence] = OrderedDict()
         self.running: list[Sequence] = []
         self.log = EventLog()
 
@@ -72,14 +73,14 @@ class Scheduler:
         """Queue a sequence that `check_fits` let pass. Any thread may, also while a step runs."""
         self._submitted.append(sequence)
 
-    def note_cancelled(self) -> None:
-        """Some sequences' caller has let go of them: the next step or `reap` ends them. Any thread may."""
-        self._has_cancelled = True
+    def note_cancelled(self, call: Call) -> None:
+        """A caller has let go: the next step or `reap` ends what is left of its sequences. Any thread may."""
+        self._cancelled.append(call)
 
     @property
     def has_cancelled(self) -> bool:
-        """Whether there may be cancelled sequences that `reap` has not ended yet."""
-        return self._has_cancelled
+        """Whether there are cancelled calls that `reap` has not seen yet."""
+        return bool(self._cancelled)
 
     @property
     def idle(self) -> bool:
@@ -89,8 +90,7 @@ class Scheduler:
     def step(self) -> bool:
         """Run one step. Returns False when there was nothing to do."""
         self.reap()
-        while self._submitted:
-            self.waiting.append(self._submitted.popleft())
+        self._receive()
         plan = self._plan()
         if not plan:
             return False
@@ -114,8 +114,8 @@ class Scheduler:
         keep are dropped.
         """
         broken, self.running = self.running, []
-        self.waiting = deque(sequence for sequence in self.waiting if sequence not in broken)
         for sequence in broken:
+            self.waiting.pop(sequence.id, None)
             sequence.fail(error)
         with ExitStack() as stack:  # each is released even if a drafter fails to forget another
             stack.callback(self._pool.close_others)
@@ -206,7 +206,7 @@ class Scheduler:
     def _admit(self) -> Sequence | None:
         if len(self.running) >= self._max_batch:
             return None
-        for sequence in self.waiting:
+        for sequence in self.waiting.values():
             sibling = sequence.sibling
             if sibling is not None and not self._prompt_done(sibling):
                 continue  # its sibling is still reading the same prompt
@@ -214,7 +214,7 @@ class Scheduler:
                 return None
             # Never in no queue, even if interrupted here.
             self.running.append(sequence)
-            self.waiting.remove(sequence)
+            del self.waiting[sequence.id]
             self._open(sequence)
             self._free = None
             return sequence
@@ -296,7 +296,8 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self._free = None
-        self.waiting.appendleft(sequence)
+        self.waiting[sequence.id] = sequence
+        self.waiting.move_to_end(sequence.id, last=False)
         self.running.remove(sequence)
         self._cache.close(sequence.id)
         sequence.drafter.truncate(sequence.id, 0)
@@ -304,21 +305,26 @@ class Scheduler:
 
     def reap(self) -> bool:
         """End what has been cancelled and give its memory back. Returns whether there was anything."""
-        if not self._has_cancelled:
+        if not self._cancelled:
             return False
-        self._has_cancelled = False
-        while self._submitted:
-            self.waiting.append(self._submitted.popleft())
-        dropped = [sequence for sequence in self.waiting if sequence.cancelled]
-        if dropped:
-            self.waiting = deque(sequence for sequence in self.waiting if not sequence.cancelled)
-        for sequence in dropped:
-            sequence.end("cancelled")
-            self._release(sequence)
-        for sequence in [item for item in self.running if item.cancelled]:
-            sequence.end("cancelled")
-            self._retire(sequence)
+        self._receive()
+        while self._cancelled:
+            for sequence in self._cancelled[0].sequences:
+                if not sequence.live:
+                    continue
+                sequence.end("cancelled")
+                if sequence.id in self.waiting:
+                    del self.waiting[sequence.id]
+                    self._release(sequence)
+                else:
+                    self._retire(sequence)
+            self._cancelled.popleft()
         return True
+
+    def _receive(self) -> None:
+        while self._submitted:
+            sequence = self._submitted.popleft()
+            self.waiting[sequence.id] = sequence
 
     def _retire(self, sequence: Sequence) -> None:
         if self._prefix_cache:

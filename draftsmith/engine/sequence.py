@@ -98,6 +98,7 @@ class Sequence:
     def join(self, call: Call) -> None:
         """Report to this call."""
         self.call = call
+        call.sequences.append(self)
         call.num_live += 1
 
     def settle(self, verdict: Verdict, proposal: Proposal, logits_TV: torch.Tensor, from_prompt: bool) -> Verdict:

@@ -10,18 +10,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from draftsmith.engine.results import TokenEvent
+
+if TYPE_CHECKING:
+    from draftsmith.engine.sequence import Sequence
 
 
 @final
 class Call:
-    """The sequences of one generate or stream, as far as their caller sees them."""
+    """The sequences of one generate or stream, and what their caller sees of them."""
 
-    __slots__ = ("cancelled", "error", "events", "num_live")
+    __slots__ = ("cancelled", "error", "events", "num_live", "sequences")
 
     def __init__(self) -> None:
+        self.sequences: list[Sequence] = []
         self.events: deque[TokenEvent] = deque()
         self.num_live = 0
         self.error: BaseException | None = None

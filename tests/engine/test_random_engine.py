@@ -222,7 +222,7 @@ class Scenario:
         assert self.num_steps < MAX_STEPS, "no end in sight"
         scheduler, cache = self.engine._scheduler, self.engine._model.backend.cache
         cache.check()
-        running, waiting = scheduler.running, list(scheduler.waiting)
+        running, waiting = scheduler.running, list(scheduler.waiting.values())
         ids = Counter(sequence.id for sequence in running + waiting)
         assert not ids or max(ids.values()) == 1, "a sequence in two queues"
         assert len(running) <= self.max_batch
