@@ -42,7 +42,7 @@ def build_wheel(directory: Path, **environment: str) -> list[str]:
     """Names of the files in a wheel built from a copy of the sources."""
     sources = directory / "sources"
     sources.mkdir()
-    for name in ("pyproject.toml", "CMakeLists.txt", "LICENSE"):
+    for name in ("pyproject.toml", "CMakeLists.txt", "LICENSE", "README.md"):
         shutil.copy(ROOT / name, sources)
     ignored = shutil.ignore_patterns("__pycache__", "*.so", "assets")
     shutil.copytree(ROOT / "draftsmith", sources / "draftsmith", ignore=ignored)
