@@ -31,9 +31,7 @@ CONTROLLERS: Mapping[str, str] = types.MappingProxyType(
         "backoff": "draftsmith.control.backoff:BackoffController",
     }
 )
-BACKENDS: Mapping[str, str] = types.MappingProxyType(
-    {"reference": "draftsmith.models.reference:ReferenceBackend"}
-)
+BACKENDS: Mapping[str, str] = types.MappingProxyType({"reference": "draftsmith.models.reference:ReferenceBackend"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,9 +54,7 @@ def parse_selection(text: str, table: Mapping[str, str], what: str) -> Selection
     elif parts and parts[0].isidentifier():
         target = f"{head}:{parts.pop(0)}"
     else:
-        raise OptionError(
-            f"unknown {what} {head!r}: known are {', '.join(table)}; your own is written module:Class"
-        )
+        raise OptionError(f"unknown {what} {head!r}: known are {', '.join(table)}; your own is written module:Class")
     options: dict[str, str] = {}
     for part in parts:
         key, equals, value = part.partition("=")
@@ -69,12 +65,15 @@ def parse_selection(text: str, table: Mapping[str, str], what: str) -> Selection
 
 
 def load_class(selection: Selection) -> type:
-    """Import the class a selection names. Raises `OptionError` when it is not there."""
+    """Import the class a selection names. Raises `OptionError` when it is not there or is not a class."""
     module_name, _, class_name = selection.target.partition(":")
     try:
-        return getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise OptionError(f"cannot load {selection.target}: {error}") from error
+        loaded = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
+        raise OptionError(f"cannot load {selection.target}: {str(error) or type(error).__name__}") from error
+    if not isinstance(loaded, type):
+        raise OptionError(f"{selection.target} is not a class; your own is written module:Class")
+    return loaded
 
 
 def read_options(options_class: type, values: Mapping[str, str], what: str) -> Any:

@@ -164,13 +164,22 @@ def _output_record(run: ArmRun, output: Output, difference: Difference | None) -
 
 def _clear(directory: Path, force: bool) -> None:
     """Remove an old bundle, and only what a bundle consists of."""
-    if not (directory / _MARKER).exists():
+    if not _is_bundle(directory):
         raise OptionError(f"output {directory} holds other files; give an empty or a new directory")
     if not force:
         raise OptionError(f"output {directory} holds a bundle already; give --force to replace it")
     for pattern in _OWN_FILES:
         for path in directory.glob(pattern):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _is_bundle(directory: Path) -> bool:
+    """Whether the marker is a run's: model directories have a `config.json` too, and lose nothing here."""
+    try:
+        config = json.loads((directory / _MARKER).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(config, dict) and "drafters" in config
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import inspect
 import itertools
 import threading
 from collections.abc import Callable
@@ -204,7 +205,8 @@ class Engine:
     # -- inside -----------------------------------------------------------------------------------
 
     def _submit(self, prompts: Series[Prompt], params: GenerationParams) -> tuple[Call, list[list[Sequence]]]:
-        params = dataclasses.replace(params, drafter=params.drafter or self._settings.drafter)
+        if params.drafter is None:
+            params = dataclasses.replace(params, drafter=self._settings.drafter)
         groups = [self._make_sequences(self.encode(prompt), params) for prompt in prompts]
         for group in groups:
             for sequence in group:
@@ -227,7 +229,7 @@ class Engine:
                     f"stop_ids names token {token}; allowed: ids below {self.spec.vocab_size}, the vocabulary size"
                 )
         end_ids = params.stop_ids if params.ignore_eos else params.stop_ids | self._model.eos_ids
-        drafter = self._drafter(params.drafter or self._settings.drafter)
+        drafter = self._drafter(self._settings.drafter if params.drafter is None else params.drafter)
         seed = params.resolved_seed()
         sequences: list[Sequence] = []
         for index in range(params.n):
@@ -251,8 +253,8 @@ class Engine:
     def _make_drafter(self, selection_text: str) -> Drafter:
         selection = parse_selection(selection_text, DRAFTERS, "drafter")
         drafter_class = load_class(selection)
-        if not issubclass(drafter_class, Drafter):
-            raise OptionError(f"{selection.target} is not a Drafter")
+        if not issubclass(drafter_class, Drafter) or inspect.isabstract(drafter_class):
+            raise OptionError(f"{selection.target} is not a Drafter with all its methods")
         options = read_options(drafter_class.Options, selection.options, f"drafter {selection_text}")
         target = TargetInfo(
             vocab_size=self.spec.vocab_size,
@@ -311,8 +313,8 @@ class Engine:
 def _make_controller(selection_text: str) -> Controller:
     selection = parse_selection(selection_text, CONTROLLERS, "controller")
     controller_class = load_class(selection)
-    if not issubclass(controller_class, Controller):
-        raise OptionError(f"{selection.target} is not a Controller")
+    if not issubclass(controller_class, Controller) or inspect.isabstract(controller_class):
+        raise OptionError(f"{selection.target} is not a Controller with all its methods")
     options = read_options(controller_class.Options, selection.options, f"controller {selection_text}")
     return controller_class.create(options)
 

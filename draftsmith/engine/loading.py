@@ -21,6 +21,8 @@ from draftsmith.models.spec import DecoderSpec
 from draftsmith.models.tokenizer import Tokenizer
 from draftsmith.registry import BACKENDS, load_class, parse_selection
 
+# PyTorch starts them all at once and dies where the system has no more; no machine gains from this many.
+_MAX_THREADS = 1024
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -56,8 +58,12 @@ def load_model(
         raise OptionError(f"unknown dtype {dtype!r}; known are {', '.join(DTYPES)}")
     if not isinstance(name, str):
         raise OptionError(f"a model is named by a string (catalogue name, directory or file), got {name!r}")
-    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
-        raise OptionError(f"threads must be a whole number of at least 1, or None, got {threads!r}")
+    if threads is not None and (
+        not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= _MAX_THREADS
+    ):
+        raise OptionError(
+            f"threads must be None or a whole number, at least 1 and at most {_MAX_THREADS}, got {threads!r}"
+        )
     backend_name = "reference" if backend == "auto" else backend
     backend_class: Any = load_class(parse_selection(backend_name, BACKENDS, "backend"))
     files = open_model(name)

@@ -83,7 +83,7 @@ class GenerationParams:
             sampling["banned_ids"] = frozenset(_items("banned_ids", sampling["banned_ids"], "token ids"))
         if not isinstance(sampling.get("logit_bias", {}), Mapping):
             raise OptionError(f"logit_bias must map token ids to numbers, got {sampling['logit_bias']!r}")
-        stop = own.get("stop") or ()
+        stop = () if own.get("stop") is None else own["stop"]
         own["stop"] = (stop,) if isinstance(stop, str) else _items("stop", stop, "strings")
         own["stop_ids"] = frozenset(_items("stop_ids", own.get("stop_ids", ()), "token ids"))
         return cls(sampling=SamplingParams(**sampling), **own)

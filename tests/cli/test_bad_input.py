@@ -89,10 +89,17 @@ def test_a_prompt_that_is_not_text(complaint):
         ("--drafter", "ngram:max_ngram", "key=value"),
         ("--drafter", "ngram:max_ngram=x", "int"),
         ("--drafter", "no.such.module:Drafter", "no.such"),
+        ("--drafter", "os:path", "not a class"),
+        ("--drafter", ":Drafter", "cannot load"),
+        ("--drafter", "json:JSONDecoder", "not a Drafter"),
+        ("--drafter", "draftsmith.drafters.base:Drafter", "all its methods"),
+        ("--controller", "draftsmith.control.base:Controller", "all its methods"),
+        ("--controller", "os:path", "not a class"),
         ("--controller", "oracle", "backoff"),
         ("--backend", "abacus", "reference"),
         ("--dtype", "int3", "float32"),
         ("--threads", "0", "at least 1"),
+        ("--threads", "100000", "at most"),
     ],
 )
 def test_choices(complaint, tiny, option, value, known):
@@ -251,6 +258,14 @@ class TestBench:
         (tmp_path / "out" / "thesis.txt").write_text("x")
         assert "other files" in bench(prompts('{"prompt": "a"}'), "--force")
         assert (tmp_path / "out" / "thesis.txt").exists()
+
+    @pytest.mark.parametrize("content", ['{"model_type": "llama"}', "[]", '{"drafters": ', "drafters"])
+    def test_output_with_a_config_that_is_no_bundle_s(self, bench, prompts, tmp_path, content):
+        """A model's directory holds a `config.json` too; `--force` must not take it for an old bundle."""
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "config.json").write_text(content)
+        assert "other files" in bench(prompts('{"prompt": "a"}'), "--force")
+        assert (tmp_path / "out" / "config.json").read_text() == content
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
     def test_output_without_permission(self, bench, prompts, tmp_path):

@@ -118,6 +118,12 @@ BAD_PROMPTS = [
 BAD_PARAMS = [
     {"stop": 5},
     {"stop": [5]},
+    {"stop": ""},
+    {"stop": False},
+    {"drafter": ""},
+    {"drafter": "os:path"},
+    {"drafter": ":Name"},
+    {"drafter": "draftsmith.drafters.base:Drafter"},
     {"stop": [[]]},
     {"stop_ids": 5},
     {"stop_ids": "7"},
@@ -200,7 +206,8 @@ def test_bad_settings_are_refused_in_one_line(settings):
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"name": 5}, {"threads": "4"}, {"threads": True}, {"threads": 0}, {"dtype": "int4"}]
+    "arguments",
+    [{"name": 5}, {"threads": "4"}, {"threads": True}, {"threads": 0}, {"threads": 100_000}, {"dtype": "int4"}],
 )
 def test_bad_loading_is_refused_before_anything_is_read(arguments):
     with pytest.raises(OptionError):
