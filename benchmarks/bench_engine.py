@@ -2,7 +2,8 @@
 
 The target is a tiny random decoder with SmolLM2's vocabulary (49,152), so that everything the engine
 does per step is real (views, cache.keep, stop rules, text, event log) and little else is in the way. Drafts are
-right most of the time (an oracle replaying the plain run, every fifth token wrong), six per step.
+right most of the time (an oracle replaying the plain run, every fifth token wrong): six per step under the
+fixed controller, what pays under back-off.
 Prints one row per setting: medians over steps of the parts of the event log.
 
     python benchmarks/bench_engine.py [--json]
@@ -26,6 +27,8 @@ from tests.models.fakes import tiny_backend
 
 VOCAB = 49152
 NUM_TOKENS = 200
+ORACLE = "tests.engine.fakes:OracleDrafter:wrong_every=5"
+ARMS = [("none", "fixed"), (ORACLE, "fixed:num_draft=6"), (ORACLE, "backoff")]
 SAMPLINGS = {
     "greedy": {},
     "temperature 0.8, top-p 0.95": {"temperature": 0.8, "top_p": 0.95, "seed": 1},
@@ -33,7 +36,7 @@ SAMPLINGS = {
 }
 
 
-def make_engine(batch: int) -> Engine:
+def make_engine(batch: int, controller: str) -> Engine:
     """An engine over the tiny target with a real tokenizer."""
     tokenizer = load_model_tokenizer()
     model = fakes.LoadedModel(
@@ -45,7 +48,7 @@ def make_engine(batch: int) -> Engine:
         eos_ids=frozenset(),
     )
     settings = EngineSettings(
-        drafter="none", controller="fixed:num_draft=6", max_batch=batch, memory_bytes=1 << 30, prefix_cache=False
+        drafter="none", controller=controller, max_batch=batch, memory_bytes=1 << 30, prefix_cache=False
     )
     return Engine(model, settings)
 
@@ -58,9 +61,9 @@ def load_model_tokenizer():
     return Tokenizer.from_data(open_model("smollm2").tokenizer)
 
 
-def measure(batch: int, drafter: str, params: dict[str, float]) -> dict[str, float]:
+def measure(batch: int, drafter: str, controller: str, params: dict[str, float]) -> dict[str, float]:
     """Median microseconds per step of full batches."""
-    engine = make_engine(batch)
+    engine = make_engine(batch, controller)
     prompts = [[100 + i] * 8 for i in range(batch)]
     fakes.OracleDrafter.known = [
         prompt + list(result.token_ids) + [1] * 8
@@ -90,22 +93,28 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = []
     for sampling, params in SAMPLINGS.items():
-        for drafter in ("none", "tests.engine.fakes:OracleDrafter:wrong_every=5"):
+        for drafter, controller in ARMS:
             alone = None
             for batch in (1, 8):
-                row = measure(batch, drafter, params)
+                row = measure(batch, drafter, controller, params)
                 alone = alone or row["other"]
                 extra = (row["other"] - alone) / (batch - 1) if batch > 1 else 0.0
                 rows.append(
-                    {"sampling": sampling, "drafter": drafter.split(":")[-1], "batch": batch, **row, "extra": extra}
+                    {
+                        "sampling": sampling,
+                        "drafts": "none" if drafter == "none" else controller.split(":")[0],
+                        "batch": batch,
+                        **row,
+                        "extra": extra,
+                    }
                 )
     if arguments.json:
         print(json.dumps(rows, indent=1))
         return
-    print(f"{'sampling':28} {'drafter':14} batch tok/step  draft_us sample_us  other_us  other per extra sequence_us")
+    print(f"{'sampling':28} {'drafts':8} batch tok/step  draft_us sample_us  other_us  other per extra sequence_us")
     for row in rows:
         print(
-            f"{row['sampling']:28} {row['drafter']:14} {row['batch']:5} {row['tokens_per_step']:8.2f} "
+            f"{row['sampling']:28} {row['drafts']:8} {row['batch']:5} {row['tokens_per_step']:8.2f} "
             f"{row['draft']:9.0f} {row['sample']:9.0f} {row['other']:9.0f} {row['extra']:9.0f}"
         )
 
