@@ -17,7 +17,7 @@ from draftsmith.engine.params import GenerationParams
 from draftsmith.models.backend import RowGroup
 
 NEAR_TIE = 1e-4
-NUM_TOKENS = 32
+NUM_TOKENS = 48
 DRAFTERS = ["ngram", "suffix", "suffix:tree=true", "hybrid", "draft_model:model=smollm2:max_draft=3"]
 SAMPLINGS = {"greedy": {}, "coupled": {"temperature": 0.8, "top_p": 0.95, "seed": 3}}
 QUESTIONS = [
@@ -83,17 +83,18 @@ def assert_same(engine, text, expected, found, params, what):
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_alone(engine, plain, drafter, sampling):
     params = SAMPLINGS[sampling]
-    for text, expected in list(zip(QUESTIONS, plain[sampling], strict=True))[:3]:
+    for text, expected in list(zip(QUESTIONS, plain[sampling], strict=True))[:4]:
         found = engine.generate(_prompt(text), max_new_tokens=NUM_TOKENS, drafter=drafter, **params)
         assert_same(engine, text, expected.token_ids, found.token_ids, params, f"{drafter} alone, {sampling}")
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_shuffled_batch_with_arrivals_and_a_cancellation(engine, plain, sampling):
+@pytest.mark.parametrize("drafters", [[drafter] for drafter in DRAFTERS] + [DRAFTERS], ids="+".join)
+def test_shuffled_batch_with_arrivals_and_a_cancellation(engine, plain, drafters, sampling):
     params = SAMPLINGS[sampling]
     shuffle = random.Random(1)
     order = shuffle.sample(range(8), 8)
-    streams, emitted = {}, {number: [] for number in order}
+    streams, emitted, drafter_of = {}, {number: [] for number in order}, {}
 
     def take(number):
         event = next(streams[number], None)
@@ -101,7 +102,7 @@ def test_shuffled_batch_with_arrivals_and_a_cancellation(engine, plain, sampling
             emitted[number].extend(event.token_ids)
 
     for at, number in enumerate(order):
-        drafter = DRAFTERS[at % len(DRAFTERS)]
+        drafter = drafter_of[number] = drafters[at % len(drafters)]
         streams[number] = engine.stream(
             _prompt(QUESTIONS[number]), max_new_tokens=NUM_TOKENS, drafter=drafter, **params
         )
@@ -115,7 +116,7 @@ def test_shuffled_batch_with_arrivals_and_a_cancellation(engine, plain, sampling
         found = tuple(emitted[number])
         if number == order[3]:
             expected = expected[: len(found)]
-        assert_same(engine, QUESTIONS[number], expected, found, params, f"batch of 8, {sampling}")
+        assert_same(engine, QUESTIONS[number], expected, found, params, f"{drafter_of[number]} in a batch, {sampling}")
 
 
 def test_something_was_accepted(engine):
