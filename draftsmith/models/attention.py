@@ -31,6 +31,9 @@ rows; longer ones they may split (MKL: from 384), and where depends on the lengt
 FEW_TERMS = 8
 """PyTorch sums products of fewer terms than this by itself, not by BLAS, when there are few rows too."""
 
+FEW_ROWS = 3
+"""Fewer rows than this against transposed keys take BLAS kernels that sum in another order."""
+
 ROW_BLOCK = 128
 """Most new rows of a group handled at once: bounds the scores in memory, and rows see none behind them."""
 
@@ -204,22 +207,40 @@ def _ordered(
     softmax's denominator is summed in float64, where its order is lost in rounding to float32. With a cap,
     scores pass through cap * tanh(score / cap) before the mask (Gemma 2, 2408.00118).
     """
-    num_folded, num_visible = queries.shape[1], keys.shape[1]
-    # A single row, or very few terms, would take kernels that sum in another way: more rows avoid them.
-    copies = FEW_TERMS if num_visible < FEW_TERMS else 2 if num_folded == 1 else 1
+    num_folded = queries.shape[1]
+    # Very few rows or terms would take kernels that sum in another way: copies of the rows avoid them, and
+    # zeros that nobody sees.
+    if keys.shape[1] < FEW_TERMS:
+        mask = queries.new_zeros(num_folded, keys.shape[1]) if mask is None else mask
+        keys, values, mask = _filled_up(keys, values, mask)
+    copies = -(-FEW_ROWS // num_folded)
     if copies > 1:
         queries = torch.cat([queries] * copies, dim=1)
-        mask = None if mask is None else mask.repeat(copies, 1)
+        mask = None if mask is None else torch.cat([mask] * copies)
     scores = torch.bmm(queries, keys.transpose(1, 2))
     if cap is not None:
         scores.div_(cap).tanh_().mul_(cap)
     if mask is not None:
-        scores.narrow(2, num_visible - mask.shape[1], mask.shape[1]).add_(mask)
+        scores.narrow(2, keys.shape[1] - mask.shape[1], mask.shape[1]).add_(mask)
     exact = scores.float() if scores.dtype == torch.bfloat16 else scores
     weights = exact.sub_(exact.amax(dim=-1, keepdim=True)).exp_()
     total = weights.sum(dim=-1, keepdim=True, dtype=torch.float64).to(values.dtype)
     mixed = _weighted_sum(weights.to(values.dtype), values, blocks).div_(total)
     return mixed if copies == 1 else mixed[:, :num_folded]
+
+
+def _filled_up(
+    keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Keys and values made up to `FEW_TERMS` rows by zeros, and a mask over all of them that hides those."""
+    num_visible = keys.shape[1]
+    missing = FEW_TERMS - num_visible
+    seen = F.pad(mask, (num_visible - mask.shape[1], 0))
+    return (
+        F.pad(keys, (0, 0, 0, missing)),
+        F.pad(values, (0, 0, 0, missing)),
+        F.pad(seen, (0, missing), value=-torch.inf),
+    )
 
 
 def _weighted_sum(weights: torch.Tensor, values: torch.Tensor, blocks: Sequence[Block]) -> torch.Tensor:
