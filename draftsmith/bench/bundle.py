@@ -123,6 +123,7 @@ def read(directory: Path) -> Measured:
         differences=differences,
         failed={int(index): reason for index, reason in config["failed_prompts"].items()},
         interrupted=summary.get("interrupted", True),
+        other_cores=summary.get("other_cores"),
     )
 
 

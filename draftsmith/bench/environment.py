@@ -11,8 +11,9 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 _PACKAGES = ("draftsmith", "torch", "numpy", "tokenizers", "safetensors", "gguf")
 
@@ -45,6 +46,26 @@ def versions() -> dict[str, str | None]:
     return found
 
 
+@final
+class MachineLoad:
+    """How busy everything else on this machine is, from the moment this is made.
+
+    Times measured beside other work say little, so a result tells how much there was.
+    """
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._others_before = _seconds_of_others()
+
+    def others(self) -> float | None:
+        """Cores kept busy by other programs on average until now; None where the system does not tell."""
+        others = _seconds_of_others()
+        elapsed = time.monotonic() - self._began
+        if others is None or self._others_before is None or elapsed <= 0:
+            return None
+        return max(others - self._others_before, 0.0) / elapsed
+
+
 def git_revision() -> str | None:
     """Commit of the source tree this package runs from, "+changes" added where files differ from it."""
     root = Path(__file__).resolve().parents[2]
@@ -59,6 +80,17 @@ def git_revision() -> str | None:
 def _usable_cores() -> int | None:
     # A container or taskset may allow fewer cores than the machine has; only Linux tells.
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+
+
+def _seconds_of_others() -> float | None:
+    """Processor seconds spent so far by everything but this process, time stolen by a hypervisor included."""
+    try:
+        with open("/proc/stat", encoding="ascii") as stream:
+            user, nice, system, _idle, _wait, irq, softirq, steal = map(int, stream.readline().split()[1:9])
+    except (OSError, ValueError):
+        return None
+    busy = user + nice + system + irq + softirq + steal
+    return busy / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
 def _git(root: Path, *arguments: str) -> str | None:

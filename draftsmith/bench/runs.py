@@ -66,6 +66,7 @@ class Measured:
     """A whole run: its configuration, what was measured, where arms differ by (drafter, prompt index).
 
     `failed`: prompts that no arm could take, by index, with the reason. `interrupted`: it was stopped early.
+    `other_cores`: cores that other programs kept busy meanwhile, None where unknown.
     """
 
     config: Mapping[str, Any]
@@ -73,3 +74,4 @@ class Measured:
     differences: Mapping[tuple[str, int], Difference]
     failed: Mapping[int, str]
     interrupted: bool = False
+    other_cores: float | None = None

@@ -14,6 +14,9 @@ from draftsmith.bench.differences import NEAR_TIE
 from draftsmith.bench.runs import BASELINE, ArmRun, Measured
 from draftsmith.core.stats import EventLog, ratio_interval, summarise
 
+BUSY_CORES = 0.25
+"""From so many cores busy with other programs on, measured speeds say little."""
+
 DEFINITIONS = {
     "emitted_tokens": "tokens written, the one each prompt step emits included",
     "steps": "(request, step) pairs after the prompt: a batched forward is one for each request in it",
@@ -21,6 +24,7 @@ DEFINITIONS = {
     "tokens_per_second": "emitted_tokens / seconds_total, prompt processing included",
     "speedup": "tokens_per_second over that of the arm none on the same prompts; 95 % paired bootstrap over blocks",
     "identical_prompts": "prompts whose token ids equal those of the arm none",
+    "other_cores": "cores that other programs kept busy meanwhile: above 0.25 or so, speeds say little",
     "seconds": "draft, verify (the target's forward), sample (verification rule), other (the rest of the wall time)",
 }
 
@@ -54,6 +58,7 @@ def summarise_run(measured: Measured) -> dict[str, Any]:
         "hardware": config["hardware"],
         "versions": config["versions"],
         "interrupted": measured.interrupted,
+        "other_cores": _rounded(measured.other_cores),
         "prompts_measured": sum(len(run.prompts) for run in runs if run.drafter == BASELINE),
         "prompts_given": config["num_prompts"],
         "definitions": DEFINITIONS,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftsmith.bench.bundle import BundleWriter
 from draftsmith.bench.differences import explain, find_differences
-from draftsmith.bench.environment import hardware, versions
+from draftsmith.bench.environment import MachineLoad, hardware, versions
 from draftsmith.bench.prompts import load_prompts
 from draftsmith.bench.runner import Workload, arms_of, blocks_of, measure, usable_prompts, warm_up
 from draftsmith.bench.runs import BASELINE, ArmRun, Difference, Measured
@@ -54,6 +54,7 @@ def run(options: BenchOptions) -> int:
     config = _config(options, drafters, arms[BASELINE], len(workload.prompts), failed)
     writer.begin(config, workload.prompts)
 
+    load = MachineLoad()
     runs, interrupted = _measure(arms, workload, blocks_of(workload, usable), writer)
     with interrupts_held():
         measured = Measured(
@@ -62,6 +63,7 @@ def run(options: BenchOptions) -> int:
             differences=_differences(runs, arms[BASELINE], workload, measure_gaps=not interrupted),
             failed=failed,
             interrupted=interrupted,
+            other_cores=load.others(),
         )
         summary = summarise_run(measured)
         writer.end(measured, summary)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftsmith.bench.demo_prompts import DEMO_PROMPTS, DemoPrompt
 from draftsmith.bench.differences import NEAR_TIE, explain, find_differences
-from draftsmith.bench.environment import hardware, versions
+from draftsmith.bench.environment import MachineLoad, hardware, versions
 from draftsmith.bench.runner import Workload, warm_up
 from draftsmith.bench.runs import BASELINE, ArmRun, Difference, Measured, Output
 from draftsmith.bench.summary import summarise_run
@@ -46,6 +46,7 @@ def run(options: DemoOptions) -> int:
     )
     warm_up(arms, Workload(prompts=(), settings=SETTINGS))
     runs: list[ArmRun] = []
+    load = MachineLoad()
     num_kinds = len({item.kind for item in DEMO_PROMPTS})
     for index, item in enumerate(DEMO_PROMPTS):
         if index >= num_kinds and time.monotonic() - began > LAST_START_SECONDS:
@@ -57,6 +58,7 @@ def run(options: DemoOptions) -> int:
         runs=tuple(runs),
         differences=_differences(runs, arms[BASELINE]),
         failed={},
+        other_cores=load.others(),
     )
     summary = summarise_run(measured)
     if options.json:

@@ -22,6 +22,7 @@ from draftsmith.bench.demo_prompts import DemoPrompt
 from draftsmith.bench.differences import NEAR_TIE
 from draftsmith.bench.runs import BASELINE, ArmRun, Measured
 from draftsmith.cli.console import OutputConsole
+from draftsmith.cli.tables import load_notes
 from draftsmith.cli.telling import Answer
 from draftsmith.cli.writing import ORIGIN_MEANINGS, OriginRuns
 from draftsmith.core.stats import summarise
@@ -212,6 +213,8 @@ def _print_table(console: Console, summary: Mapping[str, Any], measured: Measure
     console.print()
     console.print(table)
     console.print()
+    for line in load_notes(summary):
+        console.print(f"{line}\n", soft_wrap=not console.is_terminal)
     _print_differences(console, measured)
     console.print(_WHY, soft_wrap=not console.is_terminal)
 

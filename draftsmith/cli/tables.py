@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
+from draftsmith.bench.summary import BUSY_CORES
 from draftsmith.cli.console import OutputConsole
 
 _FEW_BLOCKS = 20
@@ -27,6 +28,8 @@ def print_bench_tables(summary: Mapping[str, Any]) -> None:
     blocks = min(result["num_blocks"] for result in results)
     if blocks < _FEW_BLOCKS:
         console.print(f"Only {blocks} blocks were compared: the intervals are too narrow to rely on.", soft_wrap=True)
+    for line in load_notes(summary):
+        console.print(line, soft_wrap=True)
     for result in results:
         if result["divergent_prompts"]:
             ties = result["near_ties"]
@@ -35,6 +38,17 @@ def print_bench_tables(summary: Mapping[str, Any]) -> None:
                 "them at a near tie (gap below 1e-4); see first_difference in outputs.jsonl",
                 soft_wrap=True,
             )
+
+
+def load_notes(summary: Mapping[str, Any]) -> list[str]:
+    """A line that warns of speeds measured on a busy machine, where it was one."""
+    others = summary["other_cores"]
+    if others is None or others < BUSY_CORES:
+        return []
+    return [
+        f"Other programs kept {others:.1f} of {summary['hardware']['cores']} cores busy meanwhile: take the speeds "
+        "with caution (tokens per step and ids do not depend on it)."
+    ]
 
 
 def _arms_table(results: list[dict[str, Any]]) -> Table:

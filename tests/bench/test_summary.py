@@ -53,6 +53,7 @@ def measured_run(engines, work, *, seconds=None, stop_after=None, gap=None):
         differences=differences,
         failed=failed,
         interrupted=stop_after is not None,
+        other_cores=None if stop_after else 0.125,
     )
 
 

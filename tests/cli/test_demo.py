@@ -89,6 +89,13 @@ def test_a_difference_is_shown_and_excused_only_by_a_near_tie(tiny, short, monke
     assert "4 of 5" in out
 
 
+@pytest.mark.parametrize(("others", "warned"), [(0.1, False), (1.2, True), (None, False)])
+def test_speeds_measured_beside_other_work_come_with_a_warning(tiny, short, monkeypatch, capsys, others, warned):
+    monkeypatch.setattr(demo_module.MachineLoad, "others", lambda self: others)
+    run("demo", "-m", tiny, "-d", "ngram")
+    assert ("take the speeds with caution" in capsys.readouterr().out) is warned
+
+
 def test_a_slow_machine_sees_one_prompt_of_each_kind(tiny, monkeypatch, capsys):
     monkeypatch.setattr(demo_module, "LAST_START_SECONDS", 0.0)
     prompts = tuple(type(item)(kind=item.kind, title=item.title, task="abc", max_new_tokens=4) for item in DEMO_PROMPTS)
