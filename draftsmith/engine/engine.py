@@ -215,9 +215,13 @@ class Engine:
         for group in groups:
             for sequence in group:
                 sequence.join(call)
-        for group in groups:
-            for sequence in group:
-                self._scheduler.submit(sequence)
+        try:
+            for group in groups:
+                for sequence in group:
+                    self._scheduler.submit(sequence)
+        except BaseException:
+            self._cancel(call)
+            raise
         return call, groups
 
     def _make_sequences(self, prompt_ids: list[int], params: GenerationParams) -> list[Sequence]:
