@@ -215,13 +215,9 @@ class Engine:
         for group in groups:
             for sequence in group:
                 sequence.join(call)
-        try:
-            for group in groups:
-                for sequence in group:
-                    self._scheduler.submit(sequence)
-        except BaseException:
-            self._cancel(call)
-            raise
+        for group in groups:
+            for sequence in group:
+                self._scheduler.submit(sequence)
         return call, groups
 
     def _make_sequences(self, prompt_ids: list[int], params: GenerationParams) -> list[Sequence]:

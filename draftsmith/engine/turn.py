@@ -2,8 +2,7 @@
 
 Used by the engine around every step. A thread that waits for a token must not wait for the turn: another
 thread's step may bring the token, so waiters look again after every turn. Invariant: a turn ends however
-its work ends, also when an interrupt arrives between any two instructions; one that hits the end itself
-leaves a stale turn, which its thread takes over when it comes back.
+its work ends, also when an interrupt arrives between any two instructions.
 """
 
 from __future__ import annotations
@@ -20,30 +19,29 @@ class Turn:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._holder: object | None = None
-        self._thread = 0
 
     def run(self, work: Callable[[], object], *, unless: Callable[[], bool] = lambda: False) -> None:
-        """Do `work` when the turn is free; not at all once `unless()` is true. `work` may not call this."""
-        me, here = object(), threading.get_ident()
+        """Do `work` when the turn is free; not at all once `unless()` is true. Not reentrant."""
+        me = object()
         try:
             with self._changed:
-                while self._holder is not None and self._thread != here and not unless():
+                while self._holder is not None and not unless():
                     self._changed.wait()
                 if unless():
                     return
-                self._thread, self._holder = here, me
+                self._holder = me
             work()
         finally:
             self._end(me)
 
     def try_run(self, work: Callable[[], object]) -> bool:
         """Do `work` if the turn is free now, and say whether it was. Safe anywhere, finalizers included."""
-        me, here = object(), threading.get_ident()
+        me = object()
         try:
             with self._changed:
                 if self._holder is not None:
                     return False
-                self._thread, self._holder = here, me
+                self._holder = me
             work()
             return True
         finally:

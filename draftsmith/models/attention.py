@@ -34,8 +34,8 @@ FEW_TERMS = 8
 FEW_ROWS = 3
 """Fewer rows than this against transposed keys take BLAS kernels that sum in another order."""
 
-ROW_BLOCK = 64
-"""Most new rows of a group handled at once: keeps the scores in cache, and rows see none behind them."""
+ROW_BLOCK = 128
+"""Most new rows of a group handled at once: bounds the scores in memory, and rows see none behind them."""
 
 Block: TypeAlias = tuple[int, int, torch.Tensor | None]
 """Visible rows start..end whose positions share a block, and a 0/1 mask when some between them do not."""

@@ -274,25 +274,6 @@ def test_layout_follows_device_and_type() -> None:
     assert isinstance(prepare(weight.bfloat16()), PackedLinear) == can_pack()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_everything_lies_on_the_device_asked_for(variant: str) -> None:
-    """The meta device refuses to mix with the CPU as an accelerator does; it needs no hardware."""
-    spec = tiny_spec(**VARIANTS[variant])
-    backend = ReferenceBackend.from_weights(spec, tiny_weights(spec, 0).__getitem__, device="meta")
-    for sequence_id in (0, 1):
-        backend.cache.open(sequence_id)
-        backend.cache.reserve(sequence_id, 20)
-    groups = [RowGroup(0, text(20), chain(20), 3), RowGroup(1, text(5), [-1, 0, 0, 2, 1], 0)]
-    scored = backend.score(groups, frozenset({1, "last_hidden"}))
-    assert [logits.shape for logits in scored.logits] == [(17, 64), (5, 64)]
-    assert {logits.device.type for logits in scored.logits} == {"meta"}
-    assert scored.taps[1]["last_hidden"].device.type == "meta"
-    backend.cache.keep(1, (0, 2, 3))
-    backend.cache.fork(1, 2, 2)
-    backend.cache.reserve(2, 1)
-    assert backend.score([RowGroup(2, [4], [-1], 0)]).logits[0].shape == (1, 64)
-
-
 def test_weight_bytes_count_a_tied_embedding_once() -> None:
     sizes: dict[str, Any] = {"vocab_size": 96, "width": 48, "num_heads": 6, "mlp_width": 96}
     tied = tiny_backend(0, dtype=torch.float32, **sizes)
