@@ -82,7 +82,7 @@ class WeightReader:
         self._dtype = dtype
         self._device = device
         self._prefix = self._find_prefix()
-        self._head_pairs, self._qkv_rows = _orders(spec)
+        self._head_pairs, self._qkv_rows = (order.to(device) for order in _orders(spec))
 
     def read(self) -> DecoderWeights:
         """All weights of the decoder. Raises `ModelFileError` naming a missing or misshapen tensor."""
