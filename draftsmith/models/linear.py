@@ -2,8 +2,9 @@
 
 Called by the reference backend for every matrix of the decoder, through `prepare`. BLAS kernels stream a
 row-major weight badly for 3 to 16 rows, so that 8 rows cost 2.6 times one row; in blocks of columns they
-cost 1.4 times one row, and neither one row nor a long prompt gets slower (`benchmarks/bench_reference.py`).
-Invariant: the layout changes speed and the last bits of the sums, nothing else.
+cost 1.4 times one row, at 5 % more for one row and 4 % for a long prompt (`benchmarks/bench_reference.py`).
+Invariant: the layout changes speed and the last bits of the sums, nothing else; with blocks, those bits do
+not depend on the number of rows either.
 
 Shape letters: N rows, I inputs, O outputs, B blocks, W block width.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -138,7 +139,9 @@ def test_fork_and_truncate_equal_a_fresh_sequence(variant: str) -> None:
 def test_a_packed_batch_equals_one_by_one(variant: str) -> None:
     backend = tiny_backend(5, **VARIANTS[variant])
     generator = random.Random(3)
-    groups, expected = [], []
+    wanted: frozenset[int | str] = frozenset({1, "last_hidden"})
+    groups: list[RowGroup] = []
+    expected: list[tuple[torch.Tensor, Mapping[int | str, torch.Tensor]]] = []
     for sequence_id, (context, num_rows) in enumerate([(0, 12), (9, 1), (30, 6), (2, 1), (15, 9)]):
         backend.cache.open(sequence_id)
         prompt = text(context, seed=sequence_id)
@@ -147,15 +150,15 @@ def test_a_packed_batch_equals_one_by_one(variant: str) -> None:
         parents, tokens = random_parents(num_rows, generator), text(num_rows, seed=50 + sequence_id)
         group = RowGroup(sequence_id, tokens, parents, num_rows // 2)
         backend.cache.reserve(sequence_id, num_rows)
-        scored = backend.score([group], frozenset({1, "last_hidden"}))
-        expected.append((scored.logits[0], scored.taps[0]))
+        alone = backend.score([group], wanted)
+        expected.append((alone.logits[0], alone.taps[0]))
         backend.cache.keep(sequence_id, ())
         groups.append(group)
     order = [3, 0, 4, 2, 1]
-    scored = backend.score([groups[place] for place in order], frozenset({1, "last_hidden"}))
+    scored = backend.score([groups[place] for place in order], wanted)
     for place, logits, taps in zip(order, scored.logits, scored.taps, strict=True):
         torch.testing.assert_close(logits, expected[place][0], atol=LIMIT, rtol=0)
-        for tap in (1, "last_hidden"):
+        for tap in wanted:
             torch.testing.assert_close(taps[tap], expected[place][1][tap], atol=LIMIT, rtol=0)
 
 
@@ -192,7 +195,7 @@ def test_taps_are_the_residual_stream_and_the_normed_end() -> None:
     tokens = text(5)
     backend.cache.open(0)
     backend.cache.reserve(0, 5)
-    wanted = frozenset({0, 1, 2, 3, "last_hidden"})
+    wanted: frozenset[int | str] = frozenset({0, 1, 2, 3, "last_hidden"})
     scored = backend.score([RowGroup(0, tokens, chain(5), 0)], wanted)
     taps = scored.taps[0]
     assert taps.keys() == wanted
@@ -272,6 +275,25 @@ def test_layout_follows_device_and_type() -> None:
     assert isinstance(prepare(weight.double()), DenseLinear)
     assert isinstance(prepare(weight), BlockedLinear) == torch.backends.mkl.is_available()
     assert isinstance(prepare(weight.bfloat16()), PackedLinear) == can_pack()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_everything_lies_on_the_device_asked_for(variant: str) -> None:
+    """The meta device needs no hardware, and refuses arithmetic with the CPU as an accelerator does."""
+    spec = tiny_spec(**VARIANTS[variant])
+    backend = ReferenceBackend.from_weights(spec, tiny_weights(spec, 0).__getitem__, device="meta")
+    for sequence_id in (0, 1):
+        backend.cache.open(sequence_id)
+        backend.cache.reserve(sequence_id, 20)
+    groups = [RowGroup(0, text(20), chain(20), 3), RowGroup(1, text(5), [-1, 0, 0, 2, 1], 0)]
+    scored = backend.score(groups, frozenset({1, "last_hidden"}))
+    assert [logits.shape for logits in scored.logits] == [(17, 64), (5, 64)]
+    assert {logits.device.type for logits in scored.logits} == {"meta"}
+    assert scored.taps[1]["last_hidden"].device.type == "meta"
+    backend.cache.keep(1, (0, 2, 3))
+    backend.cache.fork(1, 2, 2)
+    backend.cache.reserve(2, 1)
+    assert backend.score([RowGroup(2, [4], [-1], 0)]).logits[0].shape == (1, 64)
 
 
 def test_weight_bytes_count_a_tied_embedding_once() -> None:
