@@ -47,8 +47,10 @@ from draftsmith.registry import CONTROLLERS, DRAFTERS, load_class, parse_selecti
 class EngineSettings:
     """How an engine runs.
 
-    `drafter`, `controller`: selections (`NAME[:key=value]*`). `memory_bytes`: budget of the caches,
-    drafters included; None takes half of what is free. `max_batch`: sequences in one step.
+    `drafter`, `controller`: selections (`NAME[:key=value]*`). `memory_bytes`: budget of the caches, what
+    drafters hold per live or reusable token included; None takes half of what is free. It is kept between
+    steps; beside it stand weights, a step's activations and noise, both places of a slot while it moves to
+    a larger one, and what a drafter remembers of ended requests. `max_batch`: sequences in one step.
     `chunk_rows`: most rows of a step, prompt chunks included. `prefix_cache`: reuse common prefixes.
     """
 
@@ -215,9 +217,13 @@ class Engine:
         for group in groups:
             for sequence in group:
                 sequence.join(call)
-        for group in groups:
-            for sequence in group:
-                self._scheduler.submit(sequence)
+        try:
+            for group in groups:
+                for sequence in group:
+                    self._scheduler.submit(sequence)
+        except BaseException:
+            self._cancel(call)
+            raise
         return call, groups
 
     def _make_sequences(self, prompt_ids: list[int], params: GenerationParams) -> list[Sequence]:

@@ -313,18 +313,19 @@ class Scheduler:
                 if not sequence.live:
                     continue
                 sequence.end("cancelled")
-                if sequence.id in self.waiting:
-                    del self.waiting[sequence.id]
-                    self._release(sequence)
-                else:
+                self.waiting.pop(sequence.id, None)
+                if sequence in self.running:
                     self._retire(sequence)
+                else:  # it waited, or its caller was interrupted before it was queued
+                    self._release(sequence)
             self._cancelled.popleft()
         return True
 
     def _receive(self) -> None:
         while self._submitted:
-            sequence = self._submitted.popleft()
+            sequence = self._submitted[0]
             self.waiting[sequence.id] = sequence
+            self._submitted.popleft()  # only now: an interrupt in between must not lose it
 
     def _retire(self, sequence: Sequence) -> None:
         if self._prefix_cache:

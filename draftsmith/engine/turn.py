@@ -11,6 +11,9 @@ import threading
 from collections.abc import Callable
 from typing import final
 
+_LOOK_AGAIN = 1.0
+"""Seconds after which a waiter looks again unasked: an interrupt may have hit the one who was to wake it."""
+
 
 @final
 class Turn:
@@ -21,18 +24,21 @@ class Turn:
         self._holder: object | None = None
 
     def run(self, work: Callable[[], object], *, unless: Callable[[], bool] = lambda: False) -> None:
-        """Do `work` when the turn is free; not at all once `unless()` is true. Not reentrant."""
+        """Do `work` when the turn is free; not at all once `unless()` is true. `work` may not call this."""
         me = object()
         try:
             with self._changed:
                 while self._holder is not None and not unless():
-                    self._changed.wait()
+                    self._changed.wait(_LOOK_AGAIN)
                 if unless():
                     return
                 self._holder = me
             work()
         finally:
-            self._end(me)
+            # Python delivers interrupts at calls, so none comes before the turn is given up.
+            if self._holder is me:
+                self._holder = None
+                self._tell()
 
     def try_run(self, work: Callable[[], object]) -> bool:
         """Do `work` if the turn is free now, and say whether it was. Safe anywhere, finalizers included."""
@@ -45,10 +51,10 @@ class Turn:
             work()
             return True
         finally:
-            self._end(me)
-
-    def _end(self, me: object) -> None:
-        if self._holder is me:
-            with self._changed:
+            if self._holder is me:
                 self._holder = None
-                self._changed.notify_all()
+                self._tell()
+
+    def _tell(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
