@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from draftsmith.cli.commands import PlainGroup, add_command
-from draftsmith.cli.interrupts import INTERRUPTED
+from draftsmith.cli.interrupts import INTERRUPTED, keep_interrupts
 from draftsmith.cli.options import BenchOptions, ChatOptions, DemoOptions, GenerateOptions, ModelsOptions
 from draftsmith.errors import DraftsmithError
 
@@ -93,6 +93,7 @@ add_command(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit the process."""
+    keep_interrupts()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # an answer may hold characters that the locale lacks
             stream.reconfigure(errors="replace")

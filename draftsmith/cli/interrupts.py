@@ -1,12 +1,16 @@
-"""What Ctrl-C does while something must not be cut in half.
+"""What Ctrl-C does while something must not be cut in half, or where Python would lose it.
 
-Called by `chat` (an answer) and `bench` (writing results). Invariant: the handler that was there before
-is back afterwards, and an interrupt is never swallowed: it ends the answer, or is raised later.
+Called by `app` (every command), `chat` (an answer) and `bench` (writing results). Invariant: the handler
+that was there before is back afterwards, and an interrupt is never swallowed: it ends the answer, or is
+raised later.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +18,24 @@ from types import FrameType
 
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended."""
+
+_AGAIN_SECONDS = 0.01
+
+
+def keep_interrupts() -> None:
+    """From now on send Ctrl-C again when it fell into a finalizer, where Python only writes that it ignores it."""
+    before = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            # From another thread and a little later: the finalizer has then returned to the work it interrupted.
+            again = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGINT))
+            again.daemon = True
+            again.start()
+        else:
+            before(unraisable)
+
+    sys.unraisablehook = hook
 
 
 @dataclass

@@ -5,9 +5,16 @@ import pytest
 from draftsmith.engine.params import GenerationParams
 from draftsmith.engine.scheduler import Scheduler
 from tests.engine.fakes import OracleDrafter, tiny_engine
-from tests.engine.scripted import PROMPTS, plain_run
+from tests.engine.scripted import PROMPTS, Scripted, plain_run
 
+FAT = "tests.engine.test_memory:Fat"
 ROWS_64 = tiny_engine()._model.backend.cache.sequence_bytes(64)
+
+
+class Fat(Scripted):
+    """A drafter that holds much for every token, and grows with every token."""
+
+    bytes_per_token = 4000
 
 
 @pytest.fixture(autouse=True)
@@ -17,14 +24,15 @@ def _oracle():
 
 @pytest.fixture
 def peaks(monkeypatch):
-    """Bytes in use after every step, of the target's cache and of each draft model's."""
+    """Bytes in use after every step, of the target's cache, of each draft model's, and of fat drafters."""
     seen = []
     real = Scheduler.step
 
     def step(self):
         worked = real(self)
         drafters = {item.drafter for item in self.running if hasattr(item.drafter, "_cache")}
-        seen.append(self._cache.used_bytes + sum(drafter._cache.used_bytes for drafter in drafters))
+        fat = sum(Fat.bytes_per_token * len(item.view.tokens) for item in self.running if isinstance(item.drafter, Fat))
+        seen.append(self._cache.used_bytes + sum(drafter._cache.used_bytes for drafter in drafters) + fat)
         return worked
 
     monkeypatch.setattr(Scheduler, "step", step)
@@ -49,16 +57,28 @@ def test_one_request_fits_into_what_it_is_said_to_need(chunk_rows, windows, peak
     assert max(step.rows for step in engine.take_events().steps) <= 512
 
 
-@pytest.mark.parametrize("drafter", ["draft_model:model=other", "draft_model:model=other:tree=2x2"])
+@pytest.mark.parametrize("drafter", ["draft_model:model=other", FAT])
 def test_what_drafters_learn_counts(drafter, peaks):
-    """Between two growths of the target's slot the draft model's grows all the same."""
-    solo = [plain_run(prompt, 90).token_ids for prompt in PROMPTS]
-    memory_bytes = int(1.7 * needed(tiny_engine(), 112, drafter))
+    """Between two growths of the target's slot a drafter grows all the same."""
+    solo = [plain_run(prompt, 230).token_ids for prompt in PROMPTS]
+    memory_bytes = int(1.5 * needed(tiny_engine(), 252, drafter))
     engine = tiny_engine(drafter=drafter, memory_bytes=memory_bytes, controller="fixed:num_draft=4", prefix_cache=False)
-    results = engine.generate(PROMPTS, max_new_tokens=90)
+    results = engine.generate(PROMPTS, max_new_tokens=230)
     assert [result.token_ids for result in results] == solo
     assert sum(result.statistics.preemptions for result in results) > 0
     assert max(peaks) <= memory_bytes
+
+
+def test_the_first_rows_of_a_draft_model_count(peaks):
+    """Its slots start with more rows than a short request has tokens."""
+    drafter = "draft_model:model=other"
+    prompts = [[number] for number in range(8)]
+    solo = [plain_run(prompt, 9).token_ids for prompt in prompts]
+    memory_bytes = int(3.9 * 2 * ROWS_64)
+    engine = tiny_engine(drafter=drafter, memory_bytes=memory_bytes, prefix_cache=False)
+    results = engine.generate(prompts, max_new_tokens=9)
+    assert [result.token_ids for result in results] == solo
+    assert 4 * ROWS_64 <= max(peaks) <= memory_bytes
 
 
 def test_reusable_prefixes_are_not_given_up_in_vain():
