@@ -1,4 +1,7 @@
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 class SuffixIndex:
     def __init__(self, max_depth: int, max_cached: int) -> None: ...
@@ -21,3 +24,53 @@ class SuffixIndex:
     def num_cached(self) -> int: ...
     @property
     def memory_bytes(self) -> int: ...
+
+class Packed:
+    @property
+    def outputs(self) -> int: ...
+    @property
+    def inputs(self) -> int: ...
+    @property
+    def bits(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+    def dequantise(self) -> np.ndarray: ...
+    def select(self, outputs: np.ndarray) -> Packed: ...
+
+def pack_ggml(type_name: str, rows: np.ndarray, inputs: int) -> Packed | None: ...
+def pack_floats(rows: np.ndarray, bits: int) -> Packed: ...
+def instruction_sets() -> list[str]: ...
+
+class Decoder:
+    def __init__(
+        self,
+        shape: Mapping[str, Any],
+        layers: Sequence[Mapping[str, Any]],
+        embedding: Packed,
+        head: Packed,
+        final_norm: np.ndarray,
+        cache_type: str,
+        threads: int,
+        pin: bool,
+        kernels: str,
+    ) -> None: ...
+    def set_rotation(self, kind: int, cosines: np.ndarray, sines: np.ndarray) -> None: ...
+    def score(
+        self,
+        tokens: np.ndarray,
+        parents: np.ndarray,
+        group_rows: np.ndarray,
+        committed: np.ndarray,
+        slot_data: np.ndarray,
+        slot_first: np.ndarray,
+        slot_capacity: np.ndarray,
+        logit_rows: np.ndarray,
+        logits: np.ndarray,
+        tap_layers: np.ndarray,
+        taps: Sequence[np.ndarray],
+        last_hidden: np.ndarray | None,
+    ) -> None: ...
+    @property
+    def kernels(self) -> str: ...
+    @property
+    def weight_bytes(self) -> int: ...

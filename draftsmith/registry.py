@@ -31,7 +31,12 @@ CONTROLLERS: Mapping[str, str] = types.MappingProxyType(
         "backoff": "draftsmith.control.backoff:BackoffController",
     }
 )
-BACKENDS: Mapping[str, str] = types.MappingProxyType({"reference": "draftsmith.models.reference:ReferenceBackend"})
+BACKENDS: Mapping[str, str] = types.MappingProxyType(
+    {
+        "reference": "draftsmith.models.reference:ReferenceBackend",
+        "native": "draftsmith.models.native:NativeBackend",
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

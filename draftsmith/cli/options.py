@@ -58,10 +58,12 @@ class RuntimeOptions:
     controller: Annotated[
         str, Option("--controller", metavar="NAME", help="Draft lengths: backoff or fixed", rich_help_panel=_MODEL)
     ] = "backoff"
-    backend: Annotated[str, Option("--backend", metavar="NAME", help="What computes", rich_help_panel=_MODEL)] = "auto"
+    backend: Annotated[
+        str, Option("--backend", metavar="NAME", help="native, reference, or auto", rich_help_panel=_MODEL)
+    ] = "auto"
     dtype: Annotated[
-        str, Option("--dtype", metavar="TYPE", help="Number format of the weights", rich_help_panel=_MODEL)
-    ] = "float32"
+        str, Option("--dtype", metavar="TYPE", help="Floats of the reference backend", rich_help_panel=_MODEL)
+    ] = "auto"
     threads: Annotated[
         int | None, Option("--threads", metavar="N", help="CPU threads [all cores]", rich_help_panel=_MODEL)
     ] = None

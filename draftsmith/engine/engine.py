@@ -107,15 +107,16 @@ class Engine:
         model: str,
         *,
         backend: str = "auto",
-        dtype: str = "float32",
+        dtype: str = "auto",
         threads: int | None = None,
         device: str = "cpu",
         **settings: Any,
     ) -> Self:
         """Load a model by name, directory or file, ready to generate.
 
-        `backend`: "auto" or a name; `dtype`: "float32", "bfloat16" or "float64"; `threads`: None for
-        all cores; `settings`: the fields of `EngineSettings`. Raises `UserError`s.
+        `backend`: "auto", "native" with options such as "native:bits=4", or "reference"; `dtype`: what the
+        reference backend computes in, "float32", "bfloat16" or "float64"; `threads`: None for all cores;
+        `settings`: the fields of `EngineSettings`. Raises `UserError`s.
         """
         known = {item.name for item in dataclasses.fields(EngineSettings)}
         for name in settings:

@@ -9,21 +9,17 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from draftsmith.errors import OptionError
 from draftsmith.io.files import open_model
 from draftsmith.models.backend import Backend
 from draftsmith.models.chat import ChatTemplate
+from draftsmith.models.choice import open_backend
 from draftsmith.models.spec import DecoderSpec
 from draftsmith.models.tokenizer import Tokenizer
-from draftsmith.registry import BACKENDS, load_class, parse_selection
 
 # PyTorch starts them all at once and dies where the system has no more; no machine gains from this many.
 _MAX_THREADS = 1024
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +45,9 @@ def default_memory_bytes() -> int:
 
 
 def load_model(
-    name: str, *, backend: str = "auto", dtype: str = "float32", threads: int | None = None, device: str = "cpu"
+    name: str, *, backend: str = "auto", dtype: str = "auto", threads: int | None = None, device: str = "cpu"
 ) -> LoadedModel:
     """Load a model by catalogue name, directory, file or hub id. Raises `UserError`s."""
-    if backend not in ("auto", *BACKENDS):
-        raise OptionError(f"unknown backend {backend!r}; known are auto, {', '.join(BACKENDS)}")
-    if dtype not in DTYPES:
-        raise OptionError(f"unknown dtype {dtype!r}; known are {', '.join(DTYPES)}")
     if not isinstance(name, str):
         raise OptionError(f"a model is named by a string (catalogue name, directory or file), got {name!r}")
     if threads is not None and (
@@ -64,17 +56,17 @@ def load_model(
         raise OptionError(
             f"threads must be None or a whole number, at least 1 and at most {_MAX_THREADS}, got {threads!r}"
         )
-    backend_name = "reference" if backend == "auto" else backend
-    backend_class: Any = load_class(parse_selection(backend_name, BACKENDS, "backend"))
     files = open_model(name)
     spec = DecoderSpec.from_config(files.config)
     tokenizer = Tokenizer.from_data(files.tokenizer)
-    weights = backend_class.from_weights(spec, files.load, dtype=DTYPES[dtype], device=device, threads=threads)
+    backend_name, opened = open_backend(
+        spec, files.load, files.raw, backend=backend, dtype=dtype, device=device, threads=threads
+    )
     template = files.chat_template
     return LoadedModel(
         name=name,
         backend_name=backend_name,
-        backend=weights,
+        backend=opened,
         tokenizer=tokenizer,
         chat=ChatTemplate(template, tokenizer.special_tokens) if template else None,
         eos_ids=files.eos_ids | tokenizer.eos_ids,

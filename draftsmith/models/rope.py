@@ -64,6 +64,12 @@ def _yarn(rope: RopeSpec, head_dim: int, steps: torch.Tensor) -> torch.Tensor:
     return 1.0 / (rope.factor * periods) * (1 - kept) + 1.0 / periods * kept
 
 
+def cosines_and_sines(frequencies: torch.Tensor, scale: float, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scaled cosines and sines, float32 [length, K/2], of positions 0..length-1."""
+    angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
+    return angles.cos() * scale, angles.sin() * scale
+
+
 class RotaryTable:
     """cos + i sin for each position and pair; grows by doubling."""
 
@@ -82,6 +88,5 @@ class RotaryTable:
         return self._table_PK.index_select(0, positions).unsqueeze(1)
 
     def _build(self, length: int) -> torch.Tensor:
-        angles = torch.arange(length, dtype=torch.float32)[:, None] * self._frequencies
-        cosines, sines = angles.cos() * self._scale, angles.sin() * self._scale
+        cosines, sines = cosines_and_sines(self._frequencies, self._scale, length)
         return torch.complex(cosines.to(self._dtype), sines.to(self._dtype)).to(self._device)

@@ -73,28 +73,39 @@ class DecoderWeights:
         return total
 
 
-class WeightReader:
-    """Loads, checks and fuses the tensors of one checkpoint."""
+class TensorReader:
+    """Finds a decoder's tensors by Hugging Face name and checks them against what the spec implies."""
 
-    def __init__(self, spec: DecoderSpec, load: Load, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, spec: DecoderSpec, load: Load) -> None:
         self._spec = spec
         self._load = load
-        self._dtype = dtype
-        self._device = device
-        self._prefix = self._find_prefix()
-        self._head_pairs, self._qkv_rows = (order.to(device) for order in _orders(spec))
+        self.prefix = self._find_prefix()
 
-    def read(self) -> DecoderWeights:
-        """All weights of the decoder. Raises `ModelFileError` naming a missing or misshapen tensor."""
-        spec = self._spec
-        embedding = self._tensor(f"{self._prefix}embed_tokens.weight", (spec.vocab_size, spec.width))
-        head = prepare(embedding, is_embedding=True) if spec.tied_head else prepare(self._head_weight())
-        return DecoderWeights(
-            embedding=None if spec.tied_head else embedding,
-            layers=tuple(self._layer(layer) for layer in range(spec.num_layers)),
-            final_norm=self._norm(f"{self._prefix}norm.weight"),
-            head=head,
-        )
+    @property
+    def head_name(self) -> str:
+        """Name of the head's weight; a tied head is the embedding."""
+        if self._spec.tied_head:
+            return self.embedding_name
+        return "language_model.lm_head.weight" if self.prefix == _PREFIXES[1] else "lm_head.weight"
+
+    @property
+    def embedding_name(self) -> str:
+        """Name of the embedding."""
+        return f"{self.prefix}embed_tokens.weight"
+
+    def named(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """A tensor of a known shape. Raises `ModelFileError` naming a missing or misshapen one."""
+        try:
+            tensor = self._load(name)
+        except KeyError:
+            raise ModelFileError(f"the model's weights lack the tensor {name!r}") from None
+        check_shape(name, tuple(tensor.shape), shape)
+        return tensor
+
+    def norm(self, name: str, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """The factors a norm really multiplies by."""
+        weight = self.named(name, (size,)).to(dtype)
+        return weight + 1.0 if self._spec.norm_offset else weight
 
     def _find_prefix(self) -> str:
         for prefix in _PREFIXES:
@@ -105,10 +116,39 @@ class WeightReader:
             return prefix
         return _PREFIXES[0]
 
-    def _head_weight(self) -> torch.Tensor:
-        shape = (self._spec.vocab_size, self._spec.width)
-        name = "language_model.lm_head.weight" if self._prefix == _PREFIXES[1] else "lm_head.weight"
-        return self._tensor(name, shape)
+
+def check_shape(name: str, found: tuple[int, ...], implied: tuple[int, ...]) -> None:
+    """Raise `ModelFileError` unless a tensor has the shape the config implies."""
+    if found != implied:
+        raise ModelFileError(f"tensor {name!r} has shape {found}; the config implies {implied}")
+
+
+class WeightReader:
+    """Loads, checks and fuses the tensors of one checkpoint."""
+
+    def __init__(self, spec: DecoderSpec, load: Load, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._spec = spec
+        self._tensors = TensorReader(spec, load)
+        self._prefix = self._tensors.prefix
+        self._dtype = dtype
+        self._device = device
+        self._head_pairs, self._qkv_rows = (order.to(device) for order in _orders(spec))
+
+    def read(self) -> DecoderWeights:
+        """All weights of the decoder. Raises `ModelFileError` naming a missing or misshapen tensor."""
+        spec = self._spec
+        shape = (spec.vocab_size, spec.width)
+        embedding = self._tensor(self._tensors.embedding_name, shape)
+        if spec.tied_head:
+            head = prepare(embedding, is_embedding=True)
+        else:
+            head = prepare(self._tensor(self._tensors.head_name, shape))
+        return DecoderWeights(
+            embedding=None if spec.tied_head else embedding,
+            layers=tuple(self._layer(layer) for layer in range(spec.num_layers)),
+            final_norm=self._norm(f"{self._prefix}norm.weight"),
+            head=head,
+        )
 
     def _layer(self, index: int) -> LayerWeights:
         spec = self._spec
@@ -153,20 +193,11 @@ class WeightReader:
 
     def _norm(self, name: str, size: int | None = None) -> torch.Tensor:
         """A norm's factor. Kept in float32 for half precision models, whose norms compute in float32."""
-        weight = self._named(name, (size or self._spec.width,)).to(torch.promote_types(self._dtype, torch.float32))
-        return (weight + 1.0 if self._spec.norm_offset else weight).to(self._device)
+        dtype = torch.promote_types(self._dtype, torch.float32)
+        return self._tensors.norm(name, size or self._spec.width, dtype).to(self._device)
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        return self._named(name, shape).to(device=self._device, dtype=self._dtype)
-
-    def _named(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        try:
-            tensor = self._load(name)
-        except KeyError:
-            raise ModelFileError(f"the model's weights lack the tensor {name!r}") from None
-        if tuple(tensor.shape) != shape:
-            raise ModelFileError(f"tensor {name!r} has shape {tuple(tensor.shape)}; the config implies {shape}")
-        return tensor
+        return self._tensors.named(name, shape).to(device=self._device, dtype=self._dtype)
 
 
 def _orders(spec: DecoderSpec) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,5 +1,6 @@
 """`draftsmith bench` from flags to bundle, on the tiny model."""
 
+import importlib.util
 import json
 
 import pytest
@@ -44,7 +45,7 @@ def test_the_bundle_holds_what_the_summary_was_computed_from(bench):
     assert captured.out.count("\n") == 1
     assert [result["drafter"] for result in summary["results"]] == ["none", "ngram", "suffix"]
     assert summary["model"].endswith("tiny.gguf")
-    assert summary["backend"] == "reference"
+    assert summary["backend"] == ("native" if importlib.util.find_spec("draftsmith._native") else "reference")
     assert summary["versions"]["torch"]
     assert not summary["interrupted"]
     for result in summary["results"]:

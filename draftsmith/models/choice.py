@@ -1,0 +1,57 @@
+"""Which backend runs a model, and how it is made: the one place that knows them apart.
+
+Called by the engine's loading. Invariant: "auto" takes the native backend wherever it can serve the model;
+a number format asked for by name means floats, and those are the reference backend's.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from draftsmith.errors import OptionError
+from draftsmith.models.backend import Backend
+from draftsmith.models.native import NativeBackend, NativeOptions, Raw, why_not
+from draftsmith.models.reference import ReferenceBackend
+from draftsmith.models.spec import DecoderSpec
+from draftsmith.models.weights import Load
+from draftsmith.registry import BACKENDS, parse_selection, read_options
+
+AUTO = "auto"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+def open_backend(
+    spec: DecoderSpec,
+    load: Load,
+    raw: Raw,
+    *,
+    backend: str = AUTO,
+    dtype: str = AUTO,
+    device: str = "cpu",
+    threads: int | None = None,
+) -> tuple[str, Backend]:
+    """Load a decoder on the backend asked for; returns the backend's name too.
+
+    `backend`: "auto" or `NAME[:key=value]*`. `dtype`: "auto", or what the reference backend computes in.
+    `load` and `raw` give a tensor as floats and as stored. Raises `UserError`s.
+    """
+    if dtype not in (AUTO, *DTYPES):
+        raise OptionError(f"unknown dtype {dtype!r}; known are {', '.join((AUTO, *DTYPES))}")
+    if backend == AUTO:
+        backend = "native" if dtype == AUTO and why_not(spec, device=device) is None else "reference"
+    name = backend.partition(":")[0]
+    if name not in BACKENDS:
+        raise OptionError(f"unknown backend {name!r}; known are {', '.join((AUTO, *BACKENDS))}")
+    selection = parse_selection(backend, BACKENDS, "backend")
+    if name == "native":
+        if dtype != AUTO:
+            raise OptionError(
+                f"dtype {dtype} is for the reference backend; the native one computes on integers, and "
+                "native:cache=float32 says what it keeps keys and values in"
+            )
+        options = read_options(NativeOptions, selection.options, f"backend {backend}")
+        return name, NativeBackend.from_weights(spec, load, raw=raw, options=options, device=device, threads=threads)
+    if selection.options:
+        raise OptionError(f"backend {name} has no options, got {backend!r}")
+    floats = DTYPES["float32" if dtype == AUTO else dtype]
+    return name, ReferenceBackend.from_weights(spec, load, dtype=floats, device=device, threads=threads)

@@ -1,0 +1,6 @@
+#include "simd_portable.hpp"
+#include "kernels_impl.hpp"
+
+namespace draftsmith {
+const Kernels* portable_kernels() { return table("portable"); }
+}  // namespace draftsmith

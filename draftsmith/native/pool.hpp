@@ -1,0 +1,60 @@
+// Threads that work through one step together: every thread runs the same function and meets the others at
+// barriers; shares of a phase are claimed one after the other, so a thread that is held up holds up nobody.
+// Used by the decoder. Invariant: which thread does a share never changes what it computes.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace draftsmith {
+
+class Pool {
+  public:
+    // `threads`: how many work, the caller among them. `pin`: keep each on a processor of its own.
+    Pool(int threads, bool pin);
+    ~Pool();
+    Pool(const Pool&) = delete;
+    Pool& operator=(const Pool&) = delete;
+
+    int threads() const { return num_threads_; }
+
+    // Runs work(thread) on all threads and returns when all are done. One caller at a time; others wait.
+    void run(const std::function<void(int)>& work);
+
+    // Called by every thread inside `run`: nobody goes on before all have arrived. Claims start again at 0.
+    void barrier();
+
+    // The next share of `size` out of `total`, as its start; `total` or more when there is none left.
+    int claim(int size) { return next_.fetch_add(size, std::memory_order_relaxed); }
+
+  private:
+    void serve(int thread);
+    void start();
+
+    const int num_threads_;
+    const bool pin_;
+    long owner_ = 0;  // process the threads belong to: they do not survive a fork
+    std::mutex callers_;
+    std::vector<std::thread> workers_;
+    const std::function<void(int)>* work_ = nullptr;
+    alignas(64) std::atomic<std::uint32_t> round_{0};
+    alignas(64) std::atomic<int> running_{0};
+    alignas(64) std::atomic<int> waiting_{0};
+    alignas(64) std::atomic<std::uint32_t> phase_{0};
+    alignas(64) std::atomic<int> next_{0};
+    std::atomic<bool> is_closing_{false};
+    std::mutex sleep_;
+    std::condition_variable wake_;
+    std::atomic<int> num_asleep_{0};
+};
+
+// The pool of this process with so many threads: models that take turns share it.
+std::shared_ptr<Pool> shared_pool(int threads, bool pin);
+
+}  // namespace draftsmith

@@ -1,0 +1,164 @@
+// Vectors of 16 lanes on AVX2 with FMA and F16C, as two halves; included by kernels_avx2.cpp and, with
+// __AVXVNNI__, by kernels_avxvnni.cpp.
+// Invariant: every reduction over lanes has one fixed tree, so a sum depends on its terms alone.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace draftsmith {
+namespace {
+
+constexpr int MAX_BLOCK_ROWS = 4;
+constexpr int ATTENTION_QUERIES = 3;
+constexpr int ATTENTION_PARTS = 2;
+
+struct F16 {
+    __m256 a, b;
+};
+struct I16 {
+    __m256i a, b;
+};
+using Codes = I16;
+
+inline F16 f_zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+inline F16 f_set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline F16 f_load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void f_store(float* p, F16 x) {
+    _mm256_storeu_ps(p, x.a);
+    _mm256_storeu_ps(p + 8, x.b);
+}
+inline F16 f_add(F16 x, F16 y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline F16 f_sub(F16 x, F16 y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+inline F16 f_mul(F16 x, F16 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+inline F16 f_div(F16 x, F16 y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline F16 f_max(F16 x, F16 y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline F16 f_min(F16 x, F16 y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+inline F16 f_abs(F16 x) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
+}
+inline F16 f_fma(F16 x, F16 y, F16 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+inline F16 f_from_int(I16 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+inline I16 i_from_float(F16 x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+inline __m128i load_128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+inline F16 f_load_half(const std::uint16_t* p) {
+    return {_mm256_cvtph_ps(load_128(p)), _mm256_cvtph_ps(load_128(p + 8))};
+}
+inline void f_store_half(std::uint16_t* p, F16 x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
+}
+inline __m256 widen_bf16(const std::uint16_t* p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_128(p)), 16));
+}
+inline F16 f_load_bf16(const std::uint16_t* p) { return {widen_bf16(p), widen_bf16(p + 8)}; }
+inline __m256i round_bf16(__m256 x) {
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    return _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+}
+inline void f_store_bf16(std::uint16_t* p, F16 x) {
+    const __m256i packed = _mm256_packus_epi32(round_bf16(x.a), round_bf16(x.b));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+}
+inline F16 f_load_u8(const std::uint8_t* p) {
+    const __m128i bytes = load_128(p);
+    return f_from_int({_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))});
+}
+inline F16 f_load_i8(const std::uint8_t* p) {
+    const __m128i bytes = load_128(p);
+    return f_from_int({_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))});
+}
+inline __m256 pow2_half(__m256i n) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+}
+// 2 to the power n, for n in -126..127.
+inline F16 f_pow2(I16 n) { return {pow2_half(n.a), pow2_half(n.b)}; }
+inline void i_store_i8(std::int8_t* p, I16 x) {
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
+    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
+inline I16 i_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline I16 i_add(I16 x, I16 y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+inline int i_sum(I16 x) {
+    const __m256i both = _mm256_add_epi32(x.a, x.b);
+    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+    const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
+}
+inline float f_sum(F16 x) {
+    const __m256 half = _mm256_add_ps(x.a, x.b);
+    const __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    const __m128 pair = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
+    return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+}
+inline float f_largest(F16 x) {
+    const __m256 half = _mm256_max_ps(x.a, x.b);
+    const __m128 quarter = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    const __m128 pair = _mm_max_ps(quarter, _mm_movehl_ps(quarter, quarter));
+    return _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)));
+}
+// The sums of four vectors' lanes: halves, then quarters, then neighbours.
+template <class Make>
+inline __m128 sum_four(Make make, int first) {
+    __m128 quarters[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        const F16 x = make(first + i);
+        const __m256 half = _mm256_add_ps(x.a, x.b);
+        quarters[i] = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    }
+    const __m128 p = _mm_add_ps(_mm_movelh_ps(quarters[0], quarters[1]), _mm_movehl_ps(quarters[1], quarters[0]));
+    const __m128 q = _mm_add_ps(_mm_movelh_ps(quarters[2], quarters[3]), _mm_movehl_ps(quarters[3], quarters[2]));
+    return _mm_add_ps(_mm_shuffle_ps(p, q, 0x88), _mm_shuffle_ps(p, q, 0xdd));
+}
+// Lane j of the result: the sum of the lanes of make(j).
+template <class Make>
+inline F16 f_sum_each(Make make) {
+    return {_mm256_set_m128(sum_four(make, 4), sum_four(make, 0)), _mm256_set_m128(sum_four(make, 12), sum_four(make, 8))};
+}
+
+inline __m256i load_256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+// 64 codes: of 16 outputs, 4 neighbouring inputs each.
+inline Codes c_load(const std::uint8_t* p) { return {load_256(p), load_256(p + 32)}; }
+inline __m256i low_nibbles(__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
+inline Codes c_low(Codes x) { return {low_nibbles(x.a), low_nibbles(x.b)}; }
+inline Codes c_high(Codes x) {
+    return {low_nibbles(_mm256_srli_epi16(x.a, 4)), low_nibbles(_mm256_srli_epi16(x.b, 4))};
+}
+
+#ifdef __AVXVNNI__
+template <int BITS>
+inline __m256i dot4_half(__m256i sum, __m256i codes, __m256i activations) {
+    return _mm256_dpbusd_avx_epi32(sum, codes, activations);
+}
+#else
+// maddubs saturates at 16 bits: two products of 7-bit codes fit, two of 8-bit codes do not, so those go by nibbles.
+template <int BITS>
+inline __m256i dot4_half(__m256i sum, __m256i codes, __m256i activations) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    if constexpr (BITS <= 4) {
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(codes, activations), ones));
+    } else {
+        const __m256i low = _mm256_maddubs_epi16(low_nibbles(codes), activations);
+        const __m256i high = _mm256_maddubs_epi16(low_nibbles(_mm256_srli_epi16(codes, 4)), activations);
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(low, ones));
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(high, _mm256_set1_epi16(16)));
+    }
+}
+#endif
+
+// Adds to each output the products of its 4 codes with 4 activations.
+template <int BITS>
+inline I16 dot4(I16 sum, Codes codes, const std::int8_t* activations) {
+    std::int32_t four;
+    __builtin_memcpy(&four, activations, 4);
+    const __m256i spread = _mm256_set1_epi32(four);
+    return {dot4_half<BITS>(sum.a, codes.a, spread), dot4_half<BITS>(sum.b, codes.b, spread)};
+}
+
+}  // namespace
+}  // namespace draftsmith
