@@ -23,6 +23,7 @@ from typing import Any
 
 import native_speed as speed
 from native_arms import Arm, OpenVinoArm, OwnArm, PeerArm
+from native_load import OtherLoad
 from native_quality import quality, read_text
 from native_speculation import Question, Way, speculation
 
@@ -180,6 +181,13 @@ SECTIONS: dict[str, Callable[[Bench], dict[str, Any] | None]] = {
 }
 
 
+def show(name: str, result: dict[str, Any]) -> None:
+    """Print a section's table."""
+    cores = result["other_cores"]
+    company = "" if cores is None else f" (other work kept {cores:.2f} cores busy)"
+    print(f"\n{name}{company}\n" + "\n".join(result["table"]), flush=True)
+
+
 def main() -> None:
     """Run the sections and print what they found."""
     options = parse(sys.argv[1:])
@@ -200,9 +208,12 @@ def main() -> None:
     try:
         for name in options.sections or SECTIONS:
             speed.say(name)
+            load = OtherLoad([arm.process_id for arm in bench.peers])
             result = found[name] = SECTIONS[name](bench)
-            if result is not None and not options.json:
-                print(f"\n{name}\n" + "\n".join(result["table"]), flush=True)
+            if result is not None:
+                result["other_cores"] = load.cores()
+                if not options.json:
+                    show(name, result)
     finally:
         bench.close()
     if options.json:

@@ -195,6 +195,7 @@ class PeerArm(Arm):
     def __init__(self, name: str, worker: str, python: str, path: Path, *, threads: int, n_ctx: int, log: Path | None):
         self.name = name
         self._peer = Peer(python, WORKERS / worker, threads=threads, log=log)
+        self.process_id = self._peer.process_id
         self.description: dict[str, Any] = self._peer.call("load", path=str(path), threads=threads, n_ctx=n_ctx)
 
     def generate(self, ids: list[int], n: int, stop: Sequence[int] = (), draft: str = "none") -> Run:

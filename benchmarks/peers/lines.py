@@ -54,6 +54,11 @@ class Peer:
             env=environment,
         )
 
+    @property
+    def process_id(self) -> int:
+        """The worker's process."""
+        return self._process.pid
+
     def call(self, command: str, **arguments: Any) -> Any:
         """Ask and wait. Raises `PeerError`."""
         assert self._process.stdin and self._process.stdout

@@ -10,7 +10,6 @@ some work and slower for other, so `load` times both and every command uses the 
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
@@ -123,7 +122,7 @@ class Worker:
         return Context(self._model, threads=self._threads, n_ctx=self._n_ctx, flash=flash, num_sequences=num_sequences)
 
     def _tune(self) -> None:
-        """Choose per kind of work, by medians over alternating tries."""
+        """Choose per kind of work by the best of alternating tries, which other load disturbs least."""
         ids = list(range(100, 100 + min(128, self._n_ctx // 2)))
         times: dict[str, dict[int, list[float]]] = {work: {AUTO: [], OFF: []} for work in WORK}
         for _ in range(3):
@@ -131,10 +130,10 @@ class Worker:
                 self._flash = dict.fromkeys(WORK, flash)
                 times["prefill"][flash].append(self.prefill(ids))
                 self._held = []
-                times["decode"][flash].append(statistics.median(self.score_rows(ids, [100], 12)))
+                times["decode"][flash].append(min(self.score_rows(ids, [100], 12)))
                 times["batch"][flash].append(self.generate_batch([ids[:32]] * 8, 6)["decode_seconds"])
         for work, tried in times.items():
-            self._flash[work] = min(tried, key=lambda flash: statistics.median(tried[flash]))
+            self._flash[work] = AUTO if min(tried[AUTO]) <= min(tried[OFF]) else OFF
         self._fresh()
 
     def _fresh(self) -> None:
