@@ -2,10 +2,12 @@
 #include <nanobind/nanobind.h>
 
 namespace draftsmith {
+void bind_sampling(nanobind::module_& module);
 void bind_suffix_index(nanobind::module_& module);
 }
 
 NB_MODULE(_native, module) {
     module.doc() = "Native parts of Draftsmith";
+    draftsmith::bind_sampling(module);
     draftsmith::bind_suffix_index(module);
 }

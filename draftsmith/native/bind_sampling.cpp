@@ -1,0 +1,75 @@
+// Python face of noise and sampling: core/random.py, core/sampling.py and core/verify.py call these with arrays that
+// have passed their checks. All of it is short, so the interpreter lock is kept.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cmath>
+#include <limits>
+
+#include "elementary.hpp"
+#include "kernels.hpp"
+#include "noise.hpp"
+#include "sampling.hpp"
+
+namespace nb = nanobind;
+
+namespace draftsmith {
+namespace {
+
+using Word = std::uint64_t;
+template <class T> using Values = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Numbers = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ids = nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+double uniform(Word seed, Word stream, Word position, Word node) {
+    return uniform_of<double, Word>(Noise(seed, stream, position, node).word(0));
+}
+
+void gumbel(Word seed, Word stream, Word position, Word node, Numbers out) {
+    Noise(seed, stream, position, node).gumbel(out.data(), out.shape(0));
+}
+
+template <class T> std::size_t row_argmax(const Values<T>& row) { return argmax(row.data(), row.shape(0)); }
+
+template <class T>
+std::size_t support(const Values<T>& row, std::size_t best, double inverse_temperature, std::int64_t top_k, double top_p,
+                    double floor, Ids ids) {
+    return Row<T>(row.data(), row.shape(0), best, {inverse_temperature, top_k, top_p, floor}).support(ids.data());
+}
+
+template <class T>
+std::int64_t sample(const Values<T>& row, std::size_t best, double inverse_temperature, std::int64_t top_k, double top_p,
+                    double floor, Word seed, Word stream, Word position, Word node) {
+    Row<T> bound(row.data(), row.shape(0), best, {inverse_temperature, top_k, top_p, floor});
+    return bound.sample(Noise(seed, stream, position, node));
+}
+
+// -1 when the largest score is not finite.
+std::int64_t noisy_argmax(const Values<double>& scores, Word seed, Word stream, Word position, Word node) {
+    const std::size_t best = argmax(scores.data(), scores.shape(0));
+    if (!std::isfinite(scores.data()[best])) return -1;
+    return sample<double>(scores, best, 1, 0, 1, -std::numeric_limits<double>::infinity(), seed, stream, position, node);
+}
+
+template <class T> void bind_rows(nb::module_& module) {
+    module.def("argmax", &row_argmax<T>, nb::arg("row").noconvert());
+    module.def("support", &support<T>, nb::arg("row").noconvert(), nb::arg("best"), nb::arg("inverse_temperature"),
+               nb::arg("top_k"), nb::arg("top_p"), nb::arg("floor"), nb::arg("ids").noconvert());
+    module.def("sample", &sample<T>, nb::arg("row").noconvert(), nb::arg("best"), nb::arg("inverse_temperature"),
+               nb::arg("top_k"), nb::arg("top_p"), nb::arg("floor"), nb::arg("seed"), nb::arg("stream"),
+               nb::arg("position"), nb::arg("node"));
+}
+
+}  // namespace
+
+void bind_sampling(nb::module_& module) {
+    module.def("uniform", &uniform);
+    module.def("gumbel", &gumbel, nb::arg("seed"), nb::arg("stream"), nb::arg("position"), nb::arg("node"),
+               nb::arg("out").noconvert());
+    module.def("noisy_argmax", &noisy_argmax, nb::arg("scores").noconvert(), nb::arg("seed"), nb::arg("stream"),
+               nb::arg("position"), nb::arg("node"));
+    bind_rows<float>(module);
+    bind_rows<double>(module);
+}
+
+}  // namespace draftsmith
