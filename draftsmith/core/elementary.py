@@ -64,6 +64,7 @@ _EXP_64 = (
         )
     ),
 )
+_FLOAT_BITS, _DOUBLE_BITS = 37, 48  # binary places of a weight at most
 _BLOCK = 4096  # intermediate results stay in the cache
 
 
@@ -101,8 +102,9 @@ def uniforms(raw: npt.NDArray[np.uint64]) -> Vector:
 def exp_weights(values: Row, largest: float, inverse_temperature: float, count: int) -> Vector:
     """exp((value - largest) * inverse_temperature) in fixed point; the values are at most `largest`.
 
-    The exponential is taken in the precision of the values. Results are multiples of a step so small that a sum of
-    `count` of them (each at most 1) is exact: it depends neither on order nor on how many are added at a time.
+    The exponential is taken in the precision of the values. Results are cut off (double precision: rounded) to so few
+    binary places that a sum of `count` of them is exact: it depends neither on order nor on how many are added at a
+    time.
     """
     unit = values.dtype.type
     rounder, ln2_high, ln2_low, series = _EXP_32 if unit is np.float32 else _EXP_64
@@ -125,13 +127,18 @@ def exp_weights(values: Row, largest: float, inverse_temperature: float, count: 
     else:
         powers.view(np.int64)[...] += exponents.astype(np.int64) << np.int64(52)
     weights = powers.astype(np.float64)
-    step = rounding_step(count)
-    weights += step
-    weights -= step
+    if unit is np.float32:
+        scale = float(1 << weight_bits(_FLOAT_BITS, count))
+        weights *= scale
+        np.floor(weights, out=weights)
+        weights *= 1 / scale
+    else:
+        step = 1.5 * 2.0 ** (52 - weight_bits(_DOUBLE_BITS, count))
+        weights += step
+        weights -= step
     return weights
 
 
-def rounding_step(count: int) -> float:
-    """A number that, added and taken away again, rounds a weight so that `count` of them add up exactly."""
-    bits = min(48, 53 - (count - 1).bit_length())
-    return 1.5 * 2.0 ** (52 - bits)
+def weight_bits(most: int, count: int) -> int:
+    """Binary places with which `count` weights of at most 1 add up exactly."""
+    return min(most, 53 - (count - 1).bit_length())

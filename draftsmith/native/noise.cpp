@@ -21,21 +21,15 @@ DRAFTSMITH_INLINE Product times(std::uint64_t a, std::uint64_t b) {
     return {static_cast<std::uint64_t>(product >> 64), static_cast<std::uint64_t>(product)};
 }
 
-// Wide packs: each logarithm is one long chain of operations, so several are kept under way at a time.
-typedef double WideDoubles __attribute__((vector_size(256)));
-typedef std::uint64_t WideWords __attribute__((vector_size(256)));
-
-DRAFTSMITH_INLINE void gumbel_chunk_body(const std::uint64_t* words, double* out) {
-    constexpr std::size_t step = sizeof(WideWords) / sizeof(std::uint64_t);
-    static_assert(kChunk % step == 0);
-    for (std::size_t i = 0; i < kChunk; i += step) {
+template <int bytes> DRAFTSMITH_INLINE void gumbel_chunk_body(const std::uint64_t* words, double* out) {
+    for (std::size_t i = 0; i < kChunk; i += kWide) {
         store(out + i, gumbel_of<WideDoubles, WideWords>(load<WideWords>(words + i)));
     }
 }
 DRAFTSMITH_VERSIONS(void, gumbel_chunk, (const std::uint64_t* words, double* out), (words, out))
 
-DRAFTSMITH_INLINE void philox_body(const Rounds& rounds, std::uint64_t begin, std::size_t num_blocks,
-                                   std::uint64_t* out) {
+template <int bytes>
+DRAFTSMITH_INLINE void philox_body(const Rounds& rounds, std::uint64_t begin, std::size_t num_blocks, std::uint64_t* out) {
     for (std::size_t i = 0; i < num_blocks; ++i) {
         // Of the first two rounds' products only these two vary with the block.
         const Product block = times(begin + i + 1, kFirst);

@@ -38,11 +38,19 @@ private:
         bool keeps(T other, std::int64_t at) const { return other > value || (other == value && at <= index); }
     };
 
+    struct Range {
+        T low, high;   // the cut's value is at least `low` and below `high`
+        double above;  // measure of the values at or above `high`
+    };
+
     void narrow(const Cut& cut, std::size_t limit);
     void keep_top_k();
     void weigh_all();
-    Cut floor_cut() const { return {floor_, static_cast<std::int64_t>(size_)}; }
+    void settle_near();
+    template <class Measure> Range bracket(T low, double wanted, int num_steps, const Measure& measure) const;
+    template <class Weight> Cut cut_in(const Range& range, double wanted, const Weight& weight) const;
     Cut top_p_cut() const;
+    Cut floor_cut() const { return {floor_, static_cast<std::int64_t>(size_)}; }
     double mass_before(std::size_t index) const;
     std::size_t race(const Noise& noise, const Cut& cut) const;
     void words(const Noise& noise, std::size_t begin, std::size_t size, std::uint64_t* out) const;
@@ -50,10 +58,11 @@ private:
 
     const T* values_;
     const std::int32_t* ids_ = nullptr;  // of the values, once they are not the whole row
-    const double* weights_ = nullptr;
+    const T* powers_ = nullptr;          // what the values weigh before rounding
     std::size_t size_, best_;
     T largest_, floor_;  // nothing below the floor is in the support
     double wanted_ = 0;  // mass that the nucleus reaches
+    int bits_ = 0;       // binary places of a weight
     Rules rules_;
 };
 

@@ -1,8 +1,8 @@
-// Packs of eight numbers in the compiler's own vector types, and one version of a kernel per instruction set.
+// Packs of numbers in the compiler's own vector types, and one version of a kernel per instruction set.
 //
-// Kernels are written once as always inlined templates; DRAFTSMITH_VERSIONS instantiates them for AVX-512, AVX2 and the
-// compiler's baseline and picks one at run time. No version may use fused multiply-adds (CMake says
-// -ffp-contract=off): bits are the same in all of them. Kernels call only what is always inlined, so that no
+// Kernels are written once as always inlined templates over the bytes of a register; DRAFTSMITH_VERSIONS instantiates them
+// for AVX-512, AVX2 and the compiler's baseline and picks one at run time. No version may use fused multiply-adds (CMake
+// says -ffp-contract=off): bits are the same in all of them. Kernels call only what is always inlined, so that no
 // function of a wider instruction set is shared with the rest of the program.
 #pragma once
 
@@ -13,22 +13,33 @@
 
 namespace draftsmith {
 
-constexpr std::size_t kLanes = 8;
-typedef float Floats __attribute__((vector_size(32)));
-typedef double Doubles __attribute__((vector_size(64)));
-typedef std::int32_t Ints __attribute__((vector_size(32)));
-typedef std::int64_t Longs __attribute__((vector_size(64)));
-typedef std::uint64_t Words __attribute__((vector_size(64)));
+// A register of numbers. (Written out, as not every compiler takes sizes that depend on a template's.)
+template <class T, int bytes> struct PackOf;
+#define DRAFTSMITH_PACK(type, bytes)                              \
+    template <> struct PackOf<type, bytes> {                      \
+        typedef type Pack __attribute__((vector_size(bytes)));    \
+    };
+#define DRAFTSMITH_PACKS(type) DRAFTSMITH_PACK(type, 16) DRAFTSMITH_PACK(type, 32) DRAFTSMITH_PACK(type, 64)
+DRAFTSMITH_PACKS(float)
+DRAFTSMITH_PACKS(double)
+DRAFTSMITH_PACKS(std::int32_t)
+DRAFTSMITH_PACKS(std::int64_t)
+template <class T, int bytes> using Pack = typename PackOf<T, bytes>::Pack;
 
-template <class T> struct Pack;
-template <> struct Pack<float> {
-    using Values = Floats;
-    using Mask = Ints;
+// The whole numbers of a type's size.
+template <class T> struct WholeOf;
+template <> struct WholeOf<float> {
+    using Type = std::int32_t;
 };
-template <> struct Pack<double> {
-    using Values = Doubles;
-    using Mask = Longs;
+template <> struct WholeOf<double> {
+    using Type = std::int64_t;
 };
+template <class T> using Whole = typename WholeOf<T>::Type;
+
+// Wide enough to keep several long chains of operations under way at a time.
+constexpr std::size_t kWide = 32;
+typedef double WideDoubles __attribute__((vector_size(256)));
+typedef std::uint64_t WideWords __attribute__((vector_size(256)));
 
 // The same bytes as another type; also how packs are read from memory of any alignment.
 template <class To, class From> DRAFTSMITH_INLINE To bits_of(const From& from) {
@@ -44,18 +55,11 @@ template <class V> DRAFTSMITH_INLINE V load(const void* from) {
 }
 template <class V> DRAFTSMITH_INLINE void store(void* to, const V& pack) { __builtin_memcpy(to, &pack, sizeof pack); }
 
-DRAFTSMITH_INLINE bool any(const Longs& mask) {
-    return (mask[0] | mask[1] | mask[2] | mask[3] | mask[4] | mask[5] | mask[6] | mask[7]) != 0;
-}
-DRAFTSMITH_INLINE bool any(const Ints& mask) {
-    typedef std::int64_t Quarter __attribute__((vector_size(32)));
-    const auto halves = bits_of<Quarter>(mask);
-    return (halves[0] | halves[1] | halves[2] | halves[3]) != 0;
-}
-DRAFTSMITH_INLINE double sum(const Doubles& pack) {
-    double total = 0;
-    for (std::size_t lane = 0; lane < kLanes; ++lane) total += pack[lane];
-    return total;
+template <class M> DRAFTSMITH_INLINE bool any(const M& mask) {
+    const auto words = bits_of<Pack<std::int64_t, sizeof(M)>>(mask);
+    std::int64_t all = 0;
+    for (std::size_t i = 0; i < sizeof(M) / 8; ++i) all |= words[i];
+    return all != 0;
 }
 
 }  // namespace draftsmith
@@ -75,18 +79,18 @@ inline int instruction_set() {
     return found;
 }
 }  // namespace draftsmith
-// Defines `name parameters` from the always inlined `name_body parameters`. A comma inside a type needs an alias.
+// Defines `name parameters` from the always inlined template `name_body<bytes> parameters`.
 #define DRAFTSMITH_VERSIONS(result, name, parameters, arguments)                                              \
     __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,bmi2"))) result name##_avx512 parameters {      \
-        return name##_body arguments;                                                                         \
+        return name##_body<64> arguments;                                                                     \
     }                                                                                                         \
-    __attribute__((target("avx2,bmi2"))) result name##_avx2 parameters { return name##_body arguments; }      \
-    result name##_plain parameters { return name##_body arguments; }                                          \
+    __attribute__((target("avx2,bmi2"))) result name##_avx2 parameters { return name##_body<32> arguments; }  \
+    result name##_plain parameters { return name##_body<16> arguments; }                                          \
     result name parameters {                                                                                  \
         const int set = instruction_set();                                                                    \
         return set == 2 ? name##_avx512 arguments : set == 1 ? name##_avx2 arguments : name##_plain arguments; \
     }
 #else
 #define DRAFTSMITH_VERSIONS(result, name, parameters, arguments) \
-    result name parameters { return name##_body arguments; }
+    result name parameters { return name##_body<16> arguments; }
 #endif
