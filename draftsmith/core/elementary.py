@@ -96,7 +96,10 @@ def gumbel(raw: npt.NDArray[np.uint64]) -> Vector:
 
 def uniforms(raw: npt.NDArray[np.uint64]) -> Vector:
     """Numbers strictly inside (0, 1), so that their logarithms are finite: half a step off zero."""
-    return ((raw >> np.uint64(12)) + 0.5) * (1.0 / (1 << 52))
+    numbers = (raw >> np.uint64(12)).astype(np.float64)
+    numbers += 0.5
+    numbers *= 1.0 / (1 << 52)
+    return numbers
 
 
 def exp_weights(values: Row, largest: float, inverse_temperature: float, count: int) -> Vector:
@@ -126,7 +129,7 @@ def exp_weights(values: Row, largest: float, inverse_temperature: float, count: 
         powers.view(np.int32)[...] += exponents.astype(np.int32) << np.int32(23)
     else:
         powers.view(np.int64)[...] += exponents.astype(np.int64) << np.int64(52)
-    weights = powers.astype(np.float64)
+    weights: Vector = powers.astype(np.float64)
     if unit is np.float32:
         scale = float(1 << weight_bits(_FLOAT_BITS, count))
         weights *= scale

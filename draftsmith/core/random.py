@@ -18,8 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from draftsmith.core import accelerator, elementary
+from draftsmith.core.elementary import Vector
 
 _CACHED_POSITIONS = 16
+_FEW = 16  # tokens whose noise is made one by one
 
 
 class Purpose(enum.IntEnum):
@@ -37,13 +39,14 @@ class KeyedNoise:
     `words`: seed, sample and purpose, position, node.
     """
 
-    __slots__ = ("_known_V", "words")
+    __slots__ = ("_known_V", "_rough_V", "words")
 
     def __init__(self, seed: int, stream: int, position: int, node: int) -> None:
         self.words = (seed, stream, int(position), int(node))
-        self._known_V: npt.NDArray[np.float64] | None = None
+        self._known_V: Vector | None = None
+        self._rough_V: Vector | None = None
 
-    def gumbel(self, vocab_size: int) -> npt.NDArray[np.float64]:
+    def gumbel(self, vocab_size: int) -> Vector:
         """All of it, float64 [V]; a new array."""
         native = accelerator.native()
         if native is None:
@@ -52,7 +55,7 @@ class KeyedNoise:
         native.gumbel(*self.words, noise_V)
         return noise_V
 
-    def shared_gumbel(self, vocab_size: int) -> npt.NDArray[np.float64]:
+    def shared_gumbel(self, vocab_size: int) -> Vector:
         """The same, kept for the next call and read-only."""
         if self._known_V is None or len(self._known_V) != vocab_size:
             self._known_V = self.gumbel(vocab_size)
@@ -67,21 +70,44 @@ class KeyedNoise:
             return found
         return float(elementary.uniforms(self._raw(1))[0])
 
-    def argmax(self, scores_V: npt.NDArray[np.float64]) -> int:
-        """argmax of scores + noise, the lowest id among equals; float64 [V], at least one of them finite."""
+    def argmax(self, scores: Vector, ids: npt.NDArray[np.int64] | None = None) -> int:
+        """Index of the largest score + noise, the first among equals; at least one score is finite.
+
+        Scores [C] belong to `ids` (ascending), or to all tokens [V].
+        """
         native = accelerator.native()
-        if native is not None and self._known_V is None and scores_V.flags.c_contiguous:
-            found: int = native.noisy_argmax(scores_V, *self.words)
+        if native is not None and ids is None and scores.flags.c_contiguous:
+            found: int = native.noisy_argmax(scores, *self.words)
             if found >= 0:
                 return found
-        return int((scores_V + self.shared_gumbel(len(scores_V))).argmax())
+        # The library's logarithms are quick and nearly right; ours decide between those that come near the best.
+        rough_V = self._rough_gumbel(len(scores) if ids is None else int(ids[-1]) + 1)
+        rough = scores + (rough_V if ids is None else rough_V[ids])
+        best = rough.max()
+        near = np.flatnonzero(rough >= best - 1e-9 * (1 + abs(best)))
+        exact = self._gumbel_at(near if ids is None else ids[near])
+        return int(near[(scores[near] + exact).argmax()])
 
-    def _raw(self, count: int) -> npt.NDArray[np.uint64]:
+    def _rough_gumbel(self, count: int) -> Vector:
+        if self._rough_V is None or len(self._rough_V) < count:
+            rough_V = elementary.uniforms(self._raw(count))
+            for _ in range(2):
+                np.log(rough_V, out=rough_V)
+                np.negative(rough_V, out=rough_V)
+            self._rough_V = rough_V
+        return self._rough_V[:count]
+
+    def _gumbel_at(self, ids: npt.NDArray[np.int64]) -> Vector:
+        if len(ids) > _FEW:
+            return elementary.gumbel(self._raw(int(ids[-1]) + 1)[ids])
+        return elementary.gumbel(np.array([self._raw(4, token // 4)[token % 4] for token in ids.tolist()]))
+
+    def _raw(self, count: int, first_block: int = 0) -> npt.NDArray[np.uint64]:
         seed, stream, position, node = self.words
         # The counter's lowest word counts blocks of four outputs within the draw.
         philox = np.random.Philox(
             key=np.array([seed, stream], dtype=np.uint64),
-            counter=np.array([0, position, node, 0], dtype=np.uint64),
+            counter=np.array([first_block, position, node, 0], dtype=np.uint64),
         )
         return philox.random_raw(count)
 
@@ -118,11 +144,11 @@ class RequestRandom:
                 self._targets.popitem(last=False)
         return noise
 
-    def target_gumbel(self, position: int, vocab_size: int) -> npt.NDArray[np.float64]:
+    def target_gumbel(self, position: int, vocab_size: int) -> Vector:
         """The same as an array, float64 [V]; kept for a while, so treat it as read-only."""
         return self.target_noise(position).shared_gumbel(vocab_size)
 
-    def draft_gumbel(self, root_position: int, node: int, vocab_size: int) -> npt.NDArray[np.float64]:
+    def draft_gumbel(self, root_position: int, node: int, vocab_size: int) -> Vector:
         """Standard Gumbel noise, float64 [V], for a draft draw of a ratio rule.
 
         Key it by the parent's node for a draw without replacement (Gumbel top-k) and by the drawn
@@ -130,7 +156,7 @@ class RequestRandom:
         """
         return self._noise(Purpose.DRAFT, root_position, node).gumbel(vocab_size)
 
-    def residual_gumbel(self, root_position: int, node: int, vocab_size: int) -> npt.NDArray[np.float64]:
+    def residual_gumbel(self, root_position: int, node: int, vocab_size: int) -> Vector:
         """Standard Gumbel noise, float64 [V], for the residual or bonus token emitted below a node."""
         return self._noise(Purpose.RESIDUAL, root_position, node).gumbel(vocab_size)
 

@@ -280,19 +280,23 @@ class Sampler:
         if self.greedy:
             return best
         if isinstance(noise, KeyedNoise):
-            native = accelerator.native()
-            if native is not None:
-                found: int = native.sample(row_V, best, *self._rules(row_V, best), *noise.words)
-                return found
-            noise_V = noise.shared_gumbel(self._vocab_size)
-        else:
-            noise_V = noise
-        ids, values = self._contenders(row_V, best, noise_V) if self._raw else self._support(row_V, best)
+            return self._sample_keyed(row_V, best, noise)
+        ids, values = self._contenders(row_V, best, noise) if self._raw else self._support(row_V, best)
         if ids is None:
             scores_V = self._tempered(row_V)
-            scores_V += noise_V
+            scores_V += noise
             return int(scores_V.argmax())
-        return int(ids[(self._tempered(values) + noise_V[ids]).argmax()])
+        return int(ids[(self._tempered(values) + noise[ids]).argmax()])
+
+    def _sample_keyed(self, row_V: Row, best: int, noise: KeyedNoise) -> int:
+        native = accelerator.native()
+        if native is not None:
+            found: int = native.sample(row_V, best, *self._rules(row_V, best), *noise.words)
+            return found
+        if self._raw:
+            return noise.argmax(self._tempered(row_V))
+        ids, values = self._support(row_V, best)
+        return int(ids[noise.argmax(self._tempered(values), ids)])
 
     def _tempered(self, values: Row) -> npt.NDArray[np.float64]:
         scores = values.astype(np.float64)

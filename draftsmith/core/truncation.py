@@ -1,9 +1,10 @@
 """Which tokens of a row survive truncation, without sorting the row.
 
-Called by `core.sampling`. What stands here serves where the native kernels (`native/sampling.hpp`) are missing; they
-keep the same sets, token for token. Numpy throughout: its partial sorts are vectorised, and unlike a torch operation
-it never waits for a pool of threads on a busy machine. Invariant: tokens are kept by descending logit, ties by ascending id, so the kept set is a function of
-the row alone (masses are exact sums of fixed-point weights, in any order); results are ascending ids.
+Called by `core.sampling`. What stands here serves where the native kernels (`native/sampling.hpp`) are missing;
+they keep the same sets, token for token. Numpy throughout: its partial sorts are vectorised, and unlike a torch
+operation it never waits for a pool of threads on a busy machine. Invariant: tokens are kept by descending logit,
+ties by ascending id, so the kept set is a function of the row alone (masses are exact sums of fixed-point weights,
+whatever the order); results are ascending ids.
 
 Shape letters: V vocabulary, C tokens of a support.
 """
@@ -70,14 +71,15 @@ def top_p(values: Row, largest: float, inverse_temperature: float, mass: float) 
     wanted = mass * float(exp_weights(values, largest, inverse_temperature, size).sum())
     # Nearly always the tokens near the top are enough, and sorting those alone is much cheaper.
     near_ids = np.flatnonzero(values >= values.dtype.type(largest - _NUCLEUS_REACH / inverse_temperature))
-    for ids, some in ((near_ids, values[near_ids]), (None, values)):
+    near = values[near_ids]
+    for some in (near, values):
         descending = np.sort(some)[::-1]
         running = np.cumsum(exp_weights(descending, largest, inverse_temperature, size))
         if running[-1] >= wanted:
-            count = int(np.searchsorted(running, wanted)) + 1
             break
-    keep = _largest(some, descending[count - 1], count)
-    return keep if ids is None else ids[keep]
+    last = int(np.searchsorted(running, wanted))
+    keep = _largest(some, descending[last], last + 1)
+    return near_ids[keep] if some is near else keep
 
 
 def _largest(values: Row, threshold: np.floating[Any], count: int) -> Ids:

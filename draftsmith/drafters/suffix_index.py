@@ -21,6 +21,7 @@ from draftsmith.drafters.suffix_file import read_sequences, write_sequences
 from draftsmith.drafters.suffix_tree import PythonSuffixTree
 from draftsmith.errors import OptionError
 
+
 class Draft(NamedTuple):
     """A draft below the last token of a request.
 

@@ -60,9 +60,16 @@ template <class T> void bind_rows(nb::module_& module) {
                nb::arg("position"), nb::arg("node"));
 }
 
+// Sets the widest instruction set to use, and returns the one in use from now on.
+int limit_instructions(int limit) {
+    instruction_limit.store(limit);
+    return instruction_set();
+}
+
 }  // namespace
 
 void bind_sampling(nb::module_& module) {
+    module.def("limit_instructions", &limit_instructions);
     module.def("uniform", &uniform);
     module.def("gumbel", &gumbel, nb::arg("seed"), nb::arg("stream"), nb::arg("position"), nb::arg("node"),
                nb::arg("out").noconvert());

@@ -6,6 +6,8 @@
 // function of a wider instruction set is shared with the rest of the program.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -64,10 +66,14 @@ template <class M> DRAFTSMITH_INLINE bool any(const M& mask) {
 
 }  // namespace draftsmith
 
-#if defined(__x86_64__)
 namespace draftsmith {
-// 2: AVX-512, 1: AVX2, 0: neither.
+
+// Tests compare the versions with each other: nothing above this set is used.
+inline std::atomic<int> instruction_limit{2};
+
+// 2: AVX-512, 1: AVX2, 0: the compiler's baseline.
 inline int instruction_set() {
+#if defined(__x86_64__)
     static const int found = [] {
         __builtin_cpu_init();
         if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("bmi2")) return 0;
@@ -76,10 +82,16 @@ inline int instruction_set() {
                    ? 2
                    : 1;
     }();
-    return found;
+    return std::min(found, instruction_limit.load(std::memory_order_relaxed));
+#else
+    return 0;
+#endif
 }
+
 }  // namespace draftsmith
+
 // Defines `name parameters` from the always inlined template `name_body<bytes> parameters`.
+#if defined(__x86_64__)
 #define DRAFTSMITH_VERSIONS(result, name, parameters, arguments)                                              \
     __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,bmi2"))) result name##_avx512 parameters {      \
         return name##_body<64> arguments;                                                                     \

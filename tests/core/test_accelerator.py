@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -53,7 +55,7 @@ def test_noise_has_the_same_bits(seed: int, stream: int, position: int, node: in
 def test_millions_of_noise_values_have_the_same_bits() -> None:
     for position in range(40):
         noise = KeyedNoise(5, 1 << 8, position, 0)
-        np.testing.assert_array_equal(noise.gumbel(60_001), in_python(lambda: noise.gumbel(60_001)))
+        np.testing.assert_array_equal(noise.gumbel(60_001), in_python(lambda it=noise: it.gumbel(60_001)))
 
 
 def test_logarithm_is_close_to_the_library_and_exact_at_one() -> None:
@@ -150,14 +152,38 @@ def test_large_rows_draw_the_same_tokens(size: int, options: dict[str, Any]) -> 
             assert token == in_python(lambda p=position, row=row, it=sampler: it.sample(row, again.target_noise(p)))
 
 
+@needs_native
+@pytest.mark.parametrize("limit", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_instruction_set_gives_the_same_bits(limit: int, dtype: torch.dtype) -> None:
+    native = accelerator.native()
+    assert native is not None
+    rng = np.random.default_rng(3)
+    rows = [torch.from_numpy(rng.normal(0, spread, 5003)).to(dtype) for spread in (0.0, 0.3, 3.0)]
+    options = ({}, {"top_p": 0.9}, {"top_k": 900, "top_p": 0.7}, {"top_k": 9, "min_p": 0.1})
+    samplers = [Sampler(SamplingParams(temperature=0.9, **some), [], frozenset(), 5003) for some in options]
+
+    def everything() -> tuple[list[Any], bytes]:
+        random = RequestRandom(9)
+        found: list[Any] = [truncation.argmax(row.numpy()) for row in rows]
+        found += [it.sample(row, random.target_noise(p)) for it in samplers for row in rows for p in range(20)]
+        found += [it.scores(row).numpy().tobytes() for it in samplers for row in rows]
+        return found, random.target_gumbel(0, 5003).tobytes()
+
+    expected = everything()
+    try:
+        assert native.limit_instructions(limit) <= limit
+        assert everything() == expected
+    finally:
+        native.limit_instructions(2)
+
+
 def test_one_setting_turns_the_kernels_off() -> None:
     code = "from draftsmith.core import accelerator; print(accelerator.native())"
-    for value, is_off in (("1", True), ("0", accelerator.native() is None)):
+    is_built = importlib.util.find_spec("draftsmith._native") is not None
+    for value, serves in (("1", False), ("0", is_built)):
+        environment = os.environ | {accelerator.FORCE_PYTHON: value}
         found = subprocess.run(
-            [sys.executable, "-c", code],
-            env={"DRAFTSMITH_PURE_PYTHON": value, "PATH": ""},
-            capture_output=True,
-            text=True,
-            check=True,
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
         )
-        assert (found.stdout.strip() == "None") is is_off
+        assert (found.stdout.strip() != "None") is serves
