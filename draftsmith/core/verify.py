@@ -14,11 +14,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from draftsmith.core import accelerator
 from draftsmith.core import tree as trees
 from draftsmith.core.chance import Chance, KeyedChance
 from draftsmith.core.random import RequestRandom
 from draftsmith.core.sampling import Sampler
-from draftsmith.core.truncation import argmax
 from draftsmith.core.types import Proposal, ProposalKind, Rule, Tree, Verdict
 from draftsmith.core.verify_rules import recursive, traversal, walk
 from draftsmith.errors import UnsoundError
@@ -77,8 +77,15 @@ def row_argmax(logits_TV: torch.Tensor) -> Sequence[int] | None:
     """
     if logits_TV.device.type == "cpu" and logits_TV.dtype in (torch.float32, torch.float64):
         rows_TV = np.ascontiguousarray(logits_TV.detach().numpy())
-        found = [argmax(row_V) for row_V in rows_TV]
-        return found if np.isfinite(rows_TV[np.arange(len(found)), found]).all() else None
+        native = accelerator.native()
+        if native is not None:
+            fast: list[int] | None = native.rows_argmax(rows_TV)
+            return fast
+        best_T = rows_TV.argmax(axis=1)
+        if not np.isfinite(rows_TV[np.arange(len(best_T)), best_T]).all():
+            return None
+        found: list[int] = best_T.tolist()
+        return found
     top_T, ids_T = logits_TV.max(dim=1)
     if not bool(torch.isfinite(top_T).all()):
         return None

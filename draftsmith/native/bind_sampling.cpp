@@ -31,6 +31,19 @@ void gumbel(Word seed, Word stream, Word position, Word node, Numbers out) {
 
 template <class T> std::size_t row_argmax(const Values<T>& row) { return argmax(row.data(), row.shape(0)); }
 
+// Argmax of each row; None when a row's largest value is not finite.
+template <class T>
+nb::object rows_argmax(const nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>& rows) {
+    nb::list found;
+    for (std::size_t i = 0; i < rows.shape(0); ++i) {
+        const T* row = rows.data() + i * rows.shape(1);
+        const std::size_t best = argmax(row, rows.shape(1));
+        if (!std::isfinite(row[best])) return nb::none();
+        found.append(best);
+    }
+    return found;
+}
+
 template <class T>
 std::size_t support(const Values<T>& row, std::size_t best, double inverse_temperature, std::int64_t top_k, double top_p,
                     double floor, Ids ids) {
@@ -53,6 +66,7 @@ std::int64_t noisy_argmax(const Values<double>& scores, Word seed, Word stream, 
 
 template <class T> void bind_rows(nb::module_& module) {
     module.def("argmax", &row_argmax<T>, nb::arg("row").noconvert());
+    module.def("rows_argmax", &rows_argmax<T>, nb::arg("rows").noconvert());
     module.def("support", &support<T>, nb::arg("row").noconvert(), nb::arg("best"), nb::arg("inverse_temperature"),
                nb::arg("top_k"), nb::arg("top_p"), nb::arg("floor"), nb::arg("ids").noconvert());
     module.def("sample", &sample<T>, nb::arg("row").noconvert(), nb::arg("best"), nb::arg("inverse_temperature"),

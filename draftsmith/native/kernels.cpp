@@ -11,40 +11,41 @@ namespace {
 constexpr int kMaskBytes = 32;
 constexpr std::size_t kBlock = 64;  // values between two looks at whether there was any hit
 
+// One pass: each block's maximum is compared with the best so far, and only the winner's block is looked at again.
 template <int most, class T> DRAFTSMITH_INLINE std::size_t argmax_body(const T* values, std::size_t size) {
     constexpr int bytes = most < kMaskBytes ? most : kMaskBytes;
     using V = Pack<T, bytes>;
-    constexpr std::size_t lanes = bytes / sizeof(T), stride = 4 * lanes;
-    V best[4];
+    constexpr std::size_t lanes = bytes / sizeof(T), stride = 4 * lanes, block = 32 * stride;
     Pack<Whole<T>, bytes> broken{};
-    for (V& pack : best) pack = V{} - std::numeric_limits<T>::infinity();
-    std::size_t i = 0;
-    for (; i + stride <= size; i += stride) {
-        for (std::size_t part = 0; part < 4; ++part) {
-            const V pack = load<V>(values + i + part * lanes);
-            best[part] = pack > best[part] ? pack : best[part];
-            broken |= pack != pack;
-        }
-    }
-    bool is_broken = any(broken);
+    bool is_broken = false;
     T largest = -std::numeric_limits<T>::infinity();
+    std::size_t start = 0, i = 0;
+    for (; i + block <= size; i += block) {
+        V best[4];
+        for (V& pack : best) pack = V{} - std::numeric_limits<T>::infinity();
+        for (std::size_t j = i; j < i + block; j += stride) {
+            for (std::size_t part = 0; part < 4; ++part) {
+                const V pack = load<V>(values + j + part * lanes);
+                best[part] = pack > best[part] ? pack : best[part];
+                broken |= pack != pack;
+            }
+        }
+        for (std::size_t part = 1; part < 4; ++part) best[0] = best[part] > best[0] ? best[part] : best[0];
+        if (!any(best[0] > largest)) continue;
+        for (std::size_t lane = 0; lane < lanes; ++lane) largest = best[0][lane] > largest ? best[0][lane] : largest;
+        start = i;
+    }
     for (; i < size; ++i) {
         is_broken |= values[i] != values[i];
-        largest = values[i] > largest ? values[i] : largest;
+        if (!(values[i] > largest)) continue;
+        largest = values[i];
+        start = i;
     }
-    if (is_broken) {
+    if (is_broken || any(broken)) {
         for (i = 0; values[i] == values[i];) ++i;
         return i;
     }
-    for (const V& pack : best) {
-        for (std::size_t lane = 0; lane < lanes; ++lane) largest = pack[lane] > largest ? pack[lane] : largest;
-    }
-    for (i = 0; i + stride <= size; i += stride) {
-        Pack<Whole<T>, bytes> found{};
-        for (std::size_t part = 0; part < 4; ++part) found |= load<V>(values + i + part * lanes) == largest;
-        if (any(found)) break;
-    }
-    while (i + 1 < size && values[i] != largest) ++i;
+    for (i = start; values[i] != largest;) ++i;
     return i;
 }
 
