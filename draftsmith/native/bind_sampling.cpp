@@ -45,14 +45,14 @@ nb::object rows_argmax(const nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb:
 }
 
 template <class T>
-std::size_t support(const Values<T>& row, std::size_t best, double inverse_temperature, std::int64_t top_k, double top_p,
-                    double floor, Ids ids) {
+std::size_t support(const Values<T>& row, std::size_t best, double inverse_temperature, std::int64_t top_k,
+                    double top_p, double floor, Ids ids) {
     return Row<T>(row.data(), row.shape(0), best, {inverse_temperature, top_k, top_p, floor}).support(ids.data());
 }
 
 template <class T>
-std::int64_t sample(const Values<T>& row, std::size_t best, double inverse_temperature, std::int64_t top_k, double top_p,
-                    double floor, Word seed, Word stream, Word position, Word node) {
+std::int64_t sample(const Values<T>& row, std::size_t best, double inverse_temperature, std::int64_t top_k,
+                    double top_p, double floor, Word seed, Word stream, Word position, Word node) {
     Row<T> bound(row.data(), row.shape(0), best, {inverse_temperature, top_k, top_p, floor});
     return bound.sample(Noise(seed, stream, position, node));
 }
@@ -61,7 +61,8 @@ std::int64_t sample(const Values<T>& row, std::size_t best, double inverse_tempe
 std::int64_t noisy_argmax(const Values<double>& scores, Word seed, Word stream, Word position, Word node) {
     const std::size_t best = argmax(scores.data(), scores.shape(0));
     if (!std::isfinite(scores.data()[best])) return -1;
-    return sample<double>(scores, best, 1, 0, 1, -std::numeric_limits<double>::infinity(), seed, stream, position, node);
+    constexpr double no_floor = -std::numeric_limits<double>::infinity();
+    return sample<double>(scores, best, 1, 0, 1, no_floor, seed, stream, position, node);
 }
 
 template <class T> void bind_rows(nb::module_& module) {

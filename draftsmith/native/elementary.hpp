@@ -87,8 +87,8 @@ template <class T> inline int weight_bits(std::size_t count) {
     return std::min(sizeof(T) == sizeof(float) ? 37 : 48, 53 - static_cast<int>(std::bit_width(count - 1)));
 }
 
-// Weights are exponentials in fixed point, so that sums are exact in any order: single precision is cut off after `bits`
-// binary places, double precision rounded to them.
+// Weights are exponentials in fixed point, so that sums are exact in any order: single precision is cut off after
+// `bits` binary places, double precision rounded to them.
 template <class T> DRAFTSMITH_INLINE double weight_of(T power, int bits);
 template <> DRAFTSMITH_INLINE double weight_of<float>(float power, int bits) {
     const auto units = static_cast<std::int64_t>(static_cast<double>(power) * static_cast<double>(1ll << bits));

@@ -1,3 +1,4 @@
+// One template per kernel, over the bytes of a register; the versions are at the end.
 #include "kernels.hpp"
 
 #include <limits>
@@ -86,7 +87,8 @@ DRAFTSMITH_INLINE double mass_from_body(const T* values, const T* powers, std::s
     return mass;
 }
 
-template <int bytes, class T> DRAFTSMITH_INLINE std::size_t count_from_body(const T* values, std::size_t size, T bound) {
+template <int bytes, class T>
+DRAFTSMITH_INLINE std::size_t count_from_body(const T* values, std::size_t size, T bound) {
     using V = Pack<T, bytes>;
     constexpr std::size_t lanes = bytes / sizeof(T), stride = 4 * lanes;
     Pack<Whole<T>, bytes> found[4] = {};

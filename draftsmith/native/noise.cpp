@@ -29,7 +29,8 @@ template <int bytes> DRAFTSMITH_INLINE void gumbel_chunk_body(const std::uint64_
 DRAFTSMITH_VERSIONS(void, gumbel_chunk, (const std::uint64_t* words, double* out), (words, out))
 
 template <int bytes>
-DRAFTSMITH_INLINE void philox_body(const Rounds& rounds, std::uint64_t begin, std::size_t num_blocks, std::uint64_t* out) {
+DRAFTSMITH_INLINE void philox_body(const Rounds& rounds, std::uint64_t begin, std::size_t num_blocks,
+                                   std::uint64_t* out) {
     for (std::size_t i = 0; i < num_blocks; ++i) {
         // Of the first two rounds' products only these two vary with the block.
         const Product block = times(begin + i + 1, kFirst);

@@ -142,8 +142,9 @@ template <class T> void Row<T>::keep_top_k() {
         std::nth_element(maxima, maxima + (count - 1), maxima + num_groups, std::greater<T>());
         range.low = maxima[count - 1];
     } else {
+        constexpr T lowest = std::numeric_limits<T>::lowest();
         T low = largest_;
-        for (std::size_t i = 0; i < size_; ++i) low = values_[i] < low && values_[i] >= std::numeric_limits<T>::lowest() ? values_[i] : low;
+        for (std::size_t i = 0; i < size_; ++i) low = values_[i] < low && values_[i] >= lowest ? values_[i] : low;
         if (count_from(values_, size_, low) >= count) {
             const auto measure = [&](T bound) { return static_cast<double>(count_from(values_, size_, bound)); };
             range = bracket(low, static_cast<double>(count), kSteps, measure);
@@ -157,7 +158,8 @@ template <class T> void Row<T>::weigh_all() {
     if (rules_.top_p >= 1) return;
     T* powers = room(rooms<T>().powers[0], size_ + 64);
     bits_ = weight_bits<T>(size_);
-    wanted_ = rules_.top_p * weigh(values_, size_, {largest_, static_cast<T>(rules_.inverse_temperature), bits_}, powers);
+    const Weighing<T> by{largest_, static_cast<T>(rules_.inverse_temperature), bits_};
+    wanted_ = rules_.top_p * weigh(values_, size_, by, powers);
     powers_ = powers;
     settle_near();
 }
@@ -194,7 +196,8 @@ template <class T> typename Row<T>::Cut Row<T>::top_p_cut() const {
     const auto weight = [&](std::int32_t index) { return weight_of<T>(powers_[index], bits_); };
     const auto measure = [&](T bound) { return mass_from(values_, powers_, size_, bound, bits_); };
     // What weighs nothing (80 temperatures down) is reached last of all.
-    const T low = std::max(std::numeric_limits<T>::lowest(), static_cast<T>(largest_ - 81 / rules_.inverse_temperature));
+    const auto far = static_cast<T>(largest_ - 81 / rules_.inverse_temperature);
+    const T low = std::max(std::numeric_limits<T>::lowest(), far);
     if (measure(low) < wanted_) return floor_cut();
     return cut_in(bracket(low, wanted_, size_ < 1024 ? 0 : kSteps, measure), wanted_, weight);
 }

@@ -1,9 +1,9 @@
 // Packs of numbers in the compiler's own vector types, and one version of a kernel per instruction set.
 //
-// Kernels are written once as always inlined templates over the bytes of a register; DRAFTSMITH_VERSIONS instantiates them
-// for AVX-512, AVX2 and the compiler's baseline and picks one at run time. No version may use fused multiply-adds (CMake
-// says -ffp-contract=off): bits are the same in all of them. Kernels call only what is always inlined, so that no
-// function of a wider instruction set is shared with the rest of the program.
+// Kernels are written once, as always inlined templates over the bytes of a register; DRAFTSMITH_VERSIONS instantiates
+// them for AVX-512, AVX2 and the compiler's baseline and picks one at run time. No version may use fused multiply-adds
+// (CMake says -ffp-contract=off): bits are the same in all of them. Kernels call only what is always inlined, so that
+// no function of a wider instruction set is shared with the rest of the program.
 #pragma once
 
 #include <algorithm>
