@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "elementary.hpp"
-#include "kernels.hpp"
+#include "row_kernels.hpp"
 #include "noise.hpp"
 #include "sampling.hpp"
 

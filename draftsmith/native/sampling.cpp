@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "elementary.hpp"
-#include "kernels.hpp"
+#include "row_kernels.hpp"
 
 namespace draftsmith {
 namespace {

@@ -1,5 +1,5 @@
 // One template per kernel, over the bytes of a register; the versions are at the end.
-#include "kernels.hpp"
+#include "row_kernels.hpp"
 
 #include <limits>
 
