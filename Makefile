@@ -39,14 +39,15 @@ lint: $(PACKAGE)
 bench: $(PACKAGE)
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
-# The suffix index's tests on a build that stops at the first bad access or undefined behaviour.
+# The native parts' tests on a build that stops at the first bad access or undefined behaviour.
 sanitize: $(PACKAGE)
 	$(BIN)/cmake -S . -B build/sanitize -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" -DDRAFTSMITH_SANITIZE=ON > /dev/null
 	$(BIN)/cmake --build build/sanitize --parallel 2 > /dev/null
 	DRAFTSMITH_NATIVE="$$(echo build/sanitize/_native*.so)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
 	  LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
 	  $(BIN)/python -m pytest -p tests.drafters.instrumented_native -p no:xdist -m "slow or not slow" \
-	  tests/drafters/test_suffix_index.py tests/drafters/test_suffix_file.py tests/drafters/test_suffix_stress.py
+	  tests/drafters/test_suffix_index.py tests/drafters/test_suffix_file.py tests/drafters/test_suffix_stress.py \
+	  tests/core/test_accelerator.py
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -67,7 +68,7 @@ $(PACKAGE): $(DEPENDENCIES) $(NATIVE_SOURCES)
 	@rm -f $(VENV)/.package-*
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -c 'import draftsmith._native' 2>/dev/null || \
-	  echo "note: no C++ compiler worked, so the slower pure Python suffix index serves; install g++ and run make again"
+	  echo "note: no C++ compiler worked, so slower pure Python serves (suffix index, sampling); install g++ and run make again"
 	@touch $@
 
 clean:
