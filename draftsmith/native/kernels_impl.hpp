@@ -175,6 +175,7 @@ void multiply_rows(const Packed& weights, int tile, const Activations& activatio
     constexpr int CHUNK_GROUPS = SCALING == Scaling::PLAIN ? PLAIN_GROUPS : SUPER_GROUPS;
     const int groups = weights.groups();
     F16 sums[R];
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) sums[r] = f_zero();
     F16 super_scale = f_zero(), super_min = f_zero();
     const std::uint8_t* codes = chunk + codes_at;
@@ -193,6 +194,7 @@ void multiply_rows(const Packed& weights, int tile, const Activations& activatio
         const std::uint8_t* sub_mins = chunk + sub_mins_at + in_chunk * TILE;
         if constexpr (SCALING == Scaling::FINE) {
             I16 first[R], second[R];
+#pragma GCC unroll 8
             for (int r = 0; r < R; ++r) first[r] = second[r] = i_zero();
             dot_quads<BITS, R>(codes, quantised, 4, first);
             dot_quads<BITS, R>(codes, quantised, 4, second);
@@ -211,6 +213,7 @@ void multiply_rows(const Packed& weights, int tile, const Activations& activatio
                 if constexpr (MIN) min = f_mul(min, f_load_u8(sub_mins));
             }
             I16 dots[R];
+#pragma GCC unroll 8
             for (int r = 0; r < R; ++r) dots[r] = i_zero();
             dot_quads<BITS, R>(codes, quantised, 8, dots);
 #pragma GCC unroll 8
@@ -228,6 +231,7 @@ void multiply_rows(const Packed& weights, int tile, const Activations& activatio
         code_sums += R;
         half_sums += 2 * R;
     }
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) f_store(out + r * TILE, sums[r]);
 }
 
