@@ -21,7 +21,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 
 
 def check_choice(backend: str, dtype: str) -> None:
-    """Raise `OptionError` for a backend, an option of it or a number format that there is not: before a file is read."""
+    """Raise `OptionError` for a backend, an option of it or a number format that does not exist."""
     if dtype not in (AUTO, *DTYPES):
         raise OptionError(f"unknown dtype {dtype!r}; known are {', '.join((AUTO, *DTYPES))}")
     if not isinstance(backend, str):
