@@ -351,8 +351,9 @@ Decoder::Quantised& Decoder::attend(const Layer& layer, const Step& step, Worker
     const int dim = shape_.head_dim, num_kv = shape_.num_kv_heads, group_size = shape_.num_heads / num_kv;
     const int pairs = num_rows_ * shape_.num_heads;
     const bool is_whole = dim % GROUP == 0;
-    int most = std::clamp(pairs / (4 * pool_->threads()), 1, MOST_QUERIES);
-    if (most > 3) most = std::min(round_up(most, 6), MOST_QUERIES);  // the kernels take six at a time
+    // The heads of a group share keys and values: to take them apart costs more than uneven shares.
+    int most = std::clamp(pairs / (4 * pool_->threads()), std::min(group_size, MOST_QUERIES), MOST_QUERIES);
+    if (most > group_size) most = std::min(round_up(most, 6), MOST_QUERIES);  // the kernels take six at a time
     // Shares: for each sequence and kv head, its (row, head) pairs in cuts of `most`.
     const auto cuts_of = [&](const Group& group) { return (group.num_rows * group_size + most - 1) / most; };
     int total = 0;

@@ -294,6 +294,16 @@ inline F16 score_keys_of(const float* query, const T* const* keys, int head_dim)
     return score_keys<0>(query, keys, head_dim);
 }
 
+// Asks for the bytes some rows further on, which will be next.
+constexpr int PREFETCH_ROWS = 32;
+
+template <class T>
+inline void prefetch_ahead(const T* row, int head_dim, int num_elements) {
+    const auto* ahead = reinterpret_cast<const char*>(row + PREFETCH_ROWS * head_dim);
+    const int bytes = num_elements * static_cast<int>(sizeof(T));
+    for (int at = 0; at < bytes; at += 64) __builtin_prefetch(ahead + at);
+}
+
 template <class T>
 struct Attend {
     const Attention& shared;
@@ -335,6 +345,7 @@ struct Attend {
         for (int j = 0; j < 16; ++j) {
             const int position = start + j < lowest ? lowest : start + j < reach ? start + j : reach - 1;
             stored[j] = row(shared.keys, position);
+            prefetch_ahead(stored[j], shared.head_dim, shared.head_dim);
         }
         if (num_queries == 1 || sizeof(T) == sizeof(float)) {
             for (int q = 0; q < num_queries; ++q) {
@@ -401,6 +412,7 @@ struct Attend {
         const T* value = row(shared.values, lowest) + dim;
         for (int p = lowest; p < common; ++p, value += shared.head_dim) {
             F16 parts[NP];
+            prefetch_ahead(value, shared.head_dim, 16 * NP);
 #pragma GCC unroll 4
             for (int i = 0; i < NP; ++i) parts[i] = load_elements(value + 16 * i);
 #pragma GCC unroll 6
