@@ -183,5 +183,5 @@ def paths_of(tokens: list[int], parents: list[int]) -> Iterator[tuple[int, ...]]
     """The tokens from the top down to each row."""
     paths: list[tuple[int, ...]] = []
     for token, parent in zip(tokens, parents, strict=True):
-        paths.append(((*paths[parent], token) if parent >= 0 else (token,)))
+        paths.append((*paths[parent], token) if parent >= 0 else (token,))
     yield from paths

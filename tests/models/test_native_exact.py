@@ -20,7 +20,6 @@ from tests.models.native_models import (
     KERNELS,
     Model,
     block_models,
-    feed,
     float_models,
     make_native,
     paths_of,
