@@ -347,8 +347,12 @@ class _Packer:
         parts = [self._packed(f"{name}.weight") for name in names]
         if not has_bias:
             return parts, None
-        biases = [self._tensors.named(f"{name}.bias", (part.outputs,)) for name, part in zip(names, parts, strict=True)]
-        return parts, self._finite("bias", torch.cat(biases).to(torch.float32).numpy())
+        return parts, np.concatenate(
+            [self._bias(f"{name}.bias", part.outputs) for name, part in zip(names, parts, strict=True)]
+        )
+
+    def _bias(self, name: str, size: int) -> np.ndarray:
+        return self._finite(name, self._tensors.named(name, (size,)).to(torch.float32).numpy())
 
     def _packed(self, name: str) -> _native.Packed:
         return self._pending[name].result()
