@@ -162,7 +162,7 @@ def check(model: Model, *, threads: int, seed: int, num_steps: int = 5, **option
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("kernels", KERNELS)
 @given(model=st.one_of(float_models(), block_models()), seed=st.integers(0, 9999))
-@settings(RELAXED, max_examples=8)
+@settings(RELAXED, max_examples=6)
 def test_a_row_is_what_plain_decoding_gives(kernels: str, cache: str, model: Model, seed: int) -> None:
     check(model, threads=1, seed=seed, kernels=kernels, cache=cache)
 

@@ -124,7 +124,7 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @given(model=st.one_of(float_models(), block_models()))
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_logits_and_taps_are_the_references(kernels: str, model: Model) -> None:
     tokens = [(7 * place + place * place) % model.spec.vocab_size for place in range(50)]
     taps = frozenset({0, 1, 2, "last_hidden"})
@@ -139,7 +139,7 @@ def test_logits_and_taps_are_the_references(kernels: str, model: Model) -> None:
 
 
 @given(model=st.one_of(float_models(), block_models()))
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_instruction_sets_and_caches_agree_but_for_rounding(model: Model) -> None:
     tokens = [(5 * place + place * place) % model.spec.vocab_size for place in range(40)]
     logits = {}
