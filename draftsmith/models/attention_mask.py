@@ -15,7 +15,8 @@ import torch
 def row_depths(parents: Sequence[int]) -> list[int]:
     """Depth of each row: 0 where the parent is -1."""
     depths: list[int] = []
-    for parent in parents:
+    for row, parent in enumerate(parents):
+        assert parent < row, f"row {row} hangs below row {parent}, which does not stand before it"
         depths.append(0 if parent < 0 else depths[parent] + 1)
     return depths
 

@@ -38,6 +38,8 @@ CACHE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32":
 _FLOAT_TYPES = ("F32", "F16", "BF16")
 _TILE = 16
 _FIRST_POSITIONS = 512
+# They spin while they wait; no machine gains from this many.
+_MAX_THREADS = 1024
 
 logger = logging.getLogger(__name__)
 
@@ -95,17 +97,20 @@ class NativeBackend(Backend):
             for layer in range(spec.num_layers)
         ]
         embedding, head, final_norm = weights.ends()
-        self._decoder = _native.Decoder(
-            _shape(spec),
-            layers,
-            embedding,
-            head,
-            final_norm,
-            cache_type=options.cache,
-            threads=threads,
-            pin=options.pin,
-            kernels=options.kernels,
-        )
+        try:
+            self._decoder = _native.Decoder(
+                _shape(spec),
+                layers,
+                embedding,
+                head,
+                final_norm,
+                cache_type=options.cache,
+                threads=threads,
+                pin=options.pin,
+                kernels=options.kernels,
+            )
+        except RuntimeError as error:  # of the system, about threads
+            raise OptionError(f"threads is {threads}: {error}") from error
         self._buffers = _Buffers(spec.vocab_size)
         self._ropes = [spec.rope if window is None else spec.window_rope for window in self.cache.windows]
         self._rotations: list[tuple[np.ndarray, np.ndarray]] = []
@@ -133,8 +138,8 @@ class NativeBackend(Backend):
         reason = why_not(spec, device=device)
         if reason is not None:
             raise UnsupportedError(f"the native backend {reason}; use the reference backend")
-        if threads is not None and threads < 1:
-            raise OptionError(f"threads is {threads}: at least 1 is needed")
+        if threads is not None and not 1 <= threads <= _MAX_THREADS:
+            raise OptionError(f"threads is {threads}: at least 1 and at most {_MAX_THREADS} are allowed")
         from draftsmith import _native
 
         if options.kernels != "auto" and options.kernels not in _native.instruction_sets():
@@ -196,7 +201,7 @@ class NativeBackend(Backend):
                 [taken[layer].numpy() for layer in layers],
                 taken["last_hidden"].numpy() if "last_hidden" in taps else None,
             )
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise DraftsmithError(f"the native backend was asked for something impossible: {error}") from error
         return Scored(
             logits=list(torch.from_numpy(logits).split([len(group.tokens) - group.first_logit for group in groups])),
@@ -270,7 +275,7 @@ class _Packer:
         self._bits = bits
         self._tensors = TensorReader(spec, load)
         self._requantised: set[str] = set()
-        self._workers = ThreadPoolExecutor(threads)
+        self._workers = ThreadPoolExecutor(min(threads, os.cpu_count() or 1))
         self._pending = {name: self._workers.submit(self._pack, name, shape) for name, shape in self._linears()}
 
     def __enter__(self) -> _Packer:
@@ -342,8 +347,12 @@ class _Packer:
         parts = [self._packed(f"{name}.weight") for name in names]
         if not has_bias:
             return parts, None
-        biases = [self._tensors.named(f"{name}.bias", (part.outputs,)) for name, part in zip(names, parts, strict=True)]
-        return parts, self._finite("bias", torch.cat(biases).to(torch.float32).numpy())
+        return parts, np.concatenate(
+            [self._bias(f"{name}.bias", part.outputs) for name, part in zip(names, parts, strict=True)]
+        )
+
+    def _bias(self, name: str, size: int) -> np.ndarray:
+        return self._finite(name, self._tensors.named(name, (size,)).to(torch.float32).numpy())
 
     def _packed(self, name: str) -> _native.Packed:
         return self._pending[name].result()

@@ -7,6 +7,7 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include <climits>
 #include <cstring>
 #include <stdexcept>
 
@@ -165,14 +166,14 @@ void score(Decoder& self, const Array<std::int32_t>& tokens, const Array<std::in
     std::vector<Group> groups;
     std::size_t first_row = 0;
     for (std::size_t i = 0; i < num_groups; ++i) {
-        const int rows = group_rows.data()[i], behind = committed.data()[i];
-        check(rows >= 1 && first_row + static_cast<std::size_t>(rows) <= tokens.size() && behind >= 0, "a group without rows");
+        const std::int64_t rows = group_rows.data()[i], behind = committed.data()[i];
+        check(rows >= 1 && behind + rows <= INT_MAX && first_row + static_cast<std::size_t>(rows) <= tokens.size() && behind >= 0, "a group without rows");
         for (std::size_t kind = 0; kind < num_kinds; ++kind) {
             const Slots& place = slots[i * num_kinds + kind];
             check(place.data != nullptr && behind - place.first >= 0 &&
                       behind - place.first + rows <= place.capacity, "rows beyond what was reserved");
         }
-        groups.push_back({rows, behind, parents.data() + first_row, &slots[i * num_kinds]});
+        groups.push_back({static_cast<int>(rows), static_cast<int>(behind), parents.data() + first_row, &slots[i * num_kinds]});
         first_row += static_cast<std::size_t>(rows);
     }
     check(first_row == tokens.size(), "rows or groups differ in number");

@@ -19,6 +19,13 @@ void pad(Floats& values, int size) {
     if (!values.empty()) values.resize(static_cast<std::size_t>(size), 0.0f);
 }
 
+// Gate and up biases side by side, each from a tile's start on.
+void pad_halves(Floats& values, int half, int padded) {
+    if (values.empty()) return;
+    values.insert(values.begin() + half, static_cast<std::size_t>(padded - half), 0.0f);
+    values.resize(2 * static_cast<std::size_t>(padded), 0.0f);
+}
+
 template <class Vector>
 void grow(Vector& values, std::size_t size) {
     if (values.size() < size) values.resize(size);
@@ -59,14 +66,7 @@ Decoder::Decoder(Shape shape, std::vector<Layer> layers, std::shared_ptr<Packed>
         }
         pad(layer.output.bias, padded_width_);
         pad(layer.down.bias, padded_width_);
-        Floats& bias = layer.gate_up.bias;
-        if (!bias.empty()) {  // each half as long as its tiles
-            Floats up(bias.begin() + shape.mlp_width, bias.end());
-            bias.resize(static_cast<std::size_t>(shape.mlp_width));
-            pad(bias, round_up(shape.mlp_width, TILE));
-            pad(up, round_up(shape.mlp_width, TILE));
-            bias.insert(bias.end(), up.begin(), up.end());
-        }
+        pad_halves(layer.gate_up.bias, shape.mlp_width, round_up(shape.mlp_width, TILE));
         num_kinds = std::max(num_kinds, layer.kind + 1);
     }
     pad(final_norm_, padded_width_);

@@ -58,8 +58,10 @@ void add(float* x, const float* y, int padded) {
 void norm(const float* x, const float* weight, int width, int padded, float eps, float* out) {
     F16 even = f_zero(), odd = f_zero();
     for (int i = 0; i < padded; i += 32) {
-        const F16 a = f_load(x + i), b = f_load(x + i + 16);
+        const F16 a = f_load(x + i);
         even = f_fma(a, a, even);
+        if (i + 16 == padded) break;  // a head of an odd number of vectors
+        const F16 b = f_load(x + i + 16);
         odd = f_fma(b, b, odd);
     }
     const float mean = f_sum(f_add(even, odd)) / static_cast<float>(width);
@@ -331,9 +333,11 @@ struct Attend {
     void score() const {
         for (int start = base; start < reach; start += 16) score_common(start);
         for (int q = 0; q < num_queries; ++q) {
-            if (queries[q].contiguous == queries[q].end) continue;
-            for (int start = queries[q].contiguous / 16 * 16; start < queries[q].end; start += 16) {
-                f_store(scores(q) + start - base, capped(score_stored(queries[q], start)));
+            const Query& query = queries[q];
+            if (query.contiguous == query.end) continue;
+            const int own = query.contiguous > query.first ? query.contiguous : query.first;  // a window may begin later
+            for (int start = own / 16 * 16; start < query.end; start += 16) {
+                f_store(scores(q) + start - base, capped(score_stored(query, start)));
             }
         }
     }

@@ -2,10 +2,13 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <map>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <utility>
 
 namespace draftsmith {
 namespace {
@@ -39,10 +42,16 @@ void pin_to(int place) {
 #endif
 }
 
+// Counts the forks that led to this process.
+std::atomic<int> num_forks{0};
+void count_fork() { num_forks.fetch_add(1); }
+
 }  // namespace
 
 Pool::Pool(int threads, bool pin)
     : num_threads_(threads), pin_(pin), claimed_(static_cast<std::size_t>(threads)) {
+    static const int registered = pthread_atfork(nullptr, nullptr, count_fork);
+    (void)registered;
     start();
 }
 
@@ -51,28 +60,47 @@ void Pool::forget_claims() {
 }
 
 void Pool::start() {
-    owner_ = getpid();
-    for (int thread = 1; thread < num_threads_; ++thread) {
-        workers_.emplace_back([this, thread] { serve(thread); });
+    team_ = std::make_unique<Team>();
+    is_closing_ = false;
+    round_ = 0;
+    running_ = waiting_ = num_asleep_ = 0;
+    try {
+        for (int thread = 1; thread < num_threads_; ++thread) {
+            team_->workers.emplace_back([this, thread] { serve(thread); });
+        }
+    } catch (const std::system_error& error) {
+        stop();
+        throw std::runtime_error("cannot start " + std::to_string(num_threads_) + " threads: " + error.what());
     }
+    generation_.store(num_forks.load(), std::memory_order_release);
+}
+
+void Pool::renew() {
+    static std::mutex mutex;
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (generation_.load() == num_forks.load()) return;
+    (void)team_.release();
+    start();
+}
+
+void Pool::stop() {
+    {
+        const std::lock_guard<std::mutex> lock(team_->sleep);
+        is_closing_ = true;
+    }
+    team_->wake.notify_all();
+    for (std::thread& worker : team_->workers) worker.join();
+    team_->workers.clear();
 }
 
 Pool::~Pool() {
-    if (owner_ != getpid()) {
-        // A forked child has the objects but not the threads.
-        for (std::thread& worker : workers_) worker.detach();
-        return;
-    }
-    {
-        const std::lock_guard<std::mutex> lock(sleep_);
-        is_closing_ = true;
-    }
-    wake_.notify_all();
-    for (std::thread& worker : workers_) worker.join();
+    if (generation_ == num_forks.load()) stop();
+    else (void)team_.release();
 }
 
 void Pool::run(const std::function<void(int)>& work) {
-    const std::lock_guard<std::mutex> one_caller(callers_);
+    if (generation_.load(std::memory_order_acquire) != num_forks.load(std::memory_order_relaxed)) renew();
+    const std::lock_guard<std::mutex> one_caller(team_->callers);
     forget_claims();
     if (num_threads_ == 1) {
         work(0);
@@ -82,8 +110,8 @@ void Pool::run(const std::function<void(int)>& work) {
     running_.store(num_threads_ - 1, std::memory_order_relaxed);
     round_.fetch_add(1, std::memory_order_seq_cst);
     if (num_asleep_.load(std::memory_order_seq_cst) > 0) {
-        const std::lock_guard<std::mutex> lock(sleep_);
-        wake_.notify_all();
+        const std::lock_guard<std::mutex> lock(team_->sleep);
+        team_->wake.notify_all();
     }
     work(0);
     for (int spins = 0; running_.load(std::memory_order_acquire) != 0; ++spins) {
@@ -119,9 +147,9 @@ void Pool::serve(int thread) {
         while (round_.load(std::memory_order_acquire) == done && !is_closing_) {
             relax();
             if (++spins % 64 != 0 || std::chrono::steady_clock::now() - since < AWAKE) continue;
-            std::unique_lock<std::mutex> lock(sleep_);
+            std::unique_lock<std::mutex> lock(team_->sleep);
             num_asleep_.fetch_add(1, std::memory_order_seq_cst);
-            wake_.wait(lock, [&] { return round_.load(std::memory_order_seq_cst) != done || is_closing_; });
+            team_->wake.wait(lock, [&] { return round_.load(std::memory_order_seq_cst) != done || is_closing_; });
             num_asleep_.fetch_sub(1, std::memory_order_seq_cst);
         }
         if (is_closing_) return;
@@ -133,15 +161,11 @@ void Pool::serve(int thread) {
 
 std::shared_ptr<Pool> shared_pool(int threads, bool pin) {
     static std::mutex mutex;
-    static std::map<std::pair<int, bool>, std::pair<long, std::weak_ptr<Pool>>> pools;
+    static std::map<std::pair<int, bool>, std::weak_ptr<Pool>> pools;
     const std::lock_guard<std::mutex> lock(mutex);
-    auto& [owner, known] = pools[{threads, pin}];
+    std::weak_ptr<Pool>& known = pools[{threads, pin}];
     std::shared_ptr<Pool> pool = known.lock();
-    if (pool == nullptr || owner != getpid()) {
-        pool = std::make_shared<Pool>(threads, pin);
-        known = pool;
-        owner = getpid();
-    }
+    if (pool == nullptr) known = pool = std::make_shared<Pool>(threads, pin);
     return pool;
 }
 

@@ -1,6 +1,7 @@
 // Threads that work through one step together: every thread runs the same function and meets the others at
 // barriers; shares of a phase are claimed one after the other, so a thread that is held up holds up nobody.
-// Used by the decoder. Invariant: which thread does a share never changes what it computes.
+// Used by the decoder. Invariants: which thread does a share never changes what it computes; a forked process starts
+// threads of its own at its first run and leaves alone what its parent's threads hold.
 #pragma once
 
 #include <atomic>
@@ -51,9 +52,17 @@ class Pool {
     struct alignas(64) Claimed {
         std::atomic<int> next{0};
     };
-
-    void serve(int thread);
+    // What a process cannot take over from its parent: threads that are gone, locks that they may hold, a condition
+    // that counts them among those who wait.
+    struct Team {
+        std::mutex callers, sleep;
+        std::condition_variable wake;
+        std::vector<std::thread> workers;
+    };
     void start();
+    void renew();
+    void stop();
+    void serve(int thread);
     void forget_claims();
     int stretch(int thread, int total) const {
         return static_cast<int>(static_cast<std::int64_t>(thread) * total / num_threads_);
@@ -61,9 +70,8 @@ class Pool {
 
     const int num_threads_;
     const bool pin_;
-    long owner_ = 0;  // process the threads belong to: they do not survive a fork
-    std::mutex callers_;
-    std::vector<std::thread> workers_;
+    std::atomic<int> generation_{0};  // forks that led to the process of the team
+    std::unique_ptr<Team> team_;
     const std::function<void(int)>* work_ = nullptr;
     alignas(64) std::atomic<std::uint32_t> round_{0};
     alignas(64) std::atomic<int> running_{0};
@@ -71,12 +79,11 @@ class Pool {
     alignas(64) std::atomic<std::uint32_t> phase_{0};
     std::vector<Claimed> claimed_;
     std::atomic<bool> is_closing_{false};
-    std::mutex sleep_;
-    std::condition_variable wake_;
     std::atomic<int> num_asleep_{0};
 };
 
-// The pool of this process with so many threads: models that take turns share it.
+// The pool of this process with so many threads: models that take turns share it. Throws std::runtime_error when
+// the system does not start that many.
 std::shared_ptr<Pool> shared_pool(int threads, bool pin);
 
 }  // namespace draftsmith
