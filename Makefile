@@ -53,7 +53,8 @@ sanitize: $(PACKAGE)
 	DRAFTSMITH_NATIVE="$$(echo build/sanitize-address/_native*.so)" $(TEST_ENV) $(SANITIZED) \
 	  LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
 	  $(BIN)/python -m pytest -p tests.drafters.instrumented_native -p no:xdist -m "slow or not slow" \
-	  tests/drafters/test_suffix_index.py tests/drafters/test_suffix_file.py tests/drafters/test_suffix_stress.py
+	  tests/drafters/test_suffix_index.py tests/drafters/test_suffix_file.py tests/drafters/test_suffix_stress.py \
+	  tests/core/test_accelerator.py
 	DRAFTSMITH_NATIVE="$$(echo build/sanitize-address/_native*.so)" $(TEST_ENV) $(SANITIZED) \
 	  LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
 	  $(BIN)/python -m pytest -p tests.drafters.instrumented_native -p no:xdist -k "not smollm2" \
@@ -79,7 +80,7 @@ $(PACKAGE): $(DEPENDENCIES) $(NATIVE_SOURCES)
 	@rm -f $(VENV)/.package-*
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -c 'import draftsmith._native' 2>/dev/null || \
-	  echo "note: no C++ compiler worked, so the slower pure Python suffix index serves; install g++ and run make again"
+	  echo "note: no C++ compiler worked, so slower pure Python serves (suffix index, sampling); install g++ and run make again"
 	@touch $@
 
 clean:

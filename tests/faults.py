@@ -21,7 +21,7 @@ from draftsmith.core import draw, verify, verify_rules
 from draftsmith.core import tree as trees
 from draftsmith.core.chance import Chance, KeyedChance
 from draftsmith.core.draw import SiblingLaw
-from draftsmith.core.random import Purpose, RequestRandom
+from draftsmith.core.random import KeyedNoise, Purpose, RequestRandom
 from draftsmith.core.types import Proposal, ProposalKind, Tree, Verdict
 from draftsmith.core.verify_rules import _Visit
 
@@ -131,8 +131,8 @@ def _noise_by_step(patch: pytest.MonkeyPatch) -> None:
 @fault("one noise for all output positions", layer="verify")
 def _constant_noise(patch: pytest.MonkeyPatch) -> None:
     """Target noise forgets the position, so tokens of one request are dependent."""
-    real = RequestRandom.target_gumbel
-    patch.setattr(RequestRandom, "target_gumbel", lambda self, position, vocab_size: real(self, 0, vocab_size))
+    real = RequestRandom.target_noise
+    patch.setattr(RequestRandom, "target_noise", lambda self, position: real(self, 0))
 
 
 # --- verify: ratio rules ---------------------------------------------------------------------------
@@ -330,9 +330,9 @@ def _cut_drawn(patch: pytest.MonkeyPatch) -> None:
 @fault("purpose left out of the key", layer="verify")
 def _no_purpose(patch: pytest.MonkeyPatch) -> None:
     """Coins, draft draws, residuals and target noise come from one stream."""
-    real = RequestRandom._uniforms
+    real = RequestRandom._noise
 
-    def uniforms(self: RequestRandom, purpose: Purpose, position: int, node: int, count: int) -> np.ndarray:
-        return real(self, Purpose.TARGET, position, node, count)
+    def noise(self: RequestRandom, purpose: Purpose, position: int, node: int) -> KeyedNoise:
+        return real(self, Purpose.TARGET, position, node)
 
-    patch.setattr(RequestRandom, "_uniforms", uniforms)
+    patch.setattr(RequestRandom, "_noise", noise)

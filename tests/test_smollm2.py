@@ -34,7 +34,8 @@ QUESTIONS = [
 
 @pytest.fixture(scope="module")
 def engine():
-    return Engine.load("smollm2", drafter="none", controller="fixed:num_draft=6", prefix_cache=False, chunk_rows=256)
+    settings = {"controller": "fixed:num_draft=6", "prefix_cache": False, "chunk_rows": 256}
+    return Engine.load("smollm2", backend="reference", drafter="none", **settings)
 
 
 def _prompt(text):

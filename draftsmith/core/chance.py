@@ -52,8 +52,7 @@ class KeyedChance(Chance):
         self._position = position
 
     def target_token(self, sampler: Sampler, logits_V: torch.Tensor, path: Sequence[int]) -> int:
-        noise_V = self._random.target_gumbel(self._position + len(path), len(logits_V))
-        return sampler.sample(logits_V, noise_V, path)
+        return sampler.sample(logits_V, self._random.target_noise(self._position + len(path)), path)
 
     def accept(self, node: int, numerator: float, denominator: float) -> bool:
         # Strict, and a product: no division by a tiny probability, and a numerator of 0 is never accepted.

@@ -59,6 +59,8 @@ def draw_coupled(scores_V: torch.Tensor, random: RequestRandom, position: int, n
     (Daliri et al. 2408.07978).
     """
     scores = scores_V.detach().to("cpu", torch.float64).numpy()
+    if num_tokens == 1:
+        return (random.target_noise(position).argmax(scores),)
     return _largest(scores + random.target_gumbel(position, len(scores)), num_tokens)
 
 

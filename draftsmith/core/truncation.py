@@ -1,8 +1,10 @@
-"""Which tokens of a row survive top-k and top-p, without sorting the row.
+"""Which tokens of a row survive truncation, without sorting the row.
 
-Called by `core.sampling`. Numpy throughout: its partial sorts are vectorised, and unlike a torch operation
-it never waits for a pool of threads on a busy machine. Invariant: tokens are kept by descending logit, ties
-by ascending id, so the kept set is a function of the row alone; results are ascending ids.
+Called by `core.sampling`. What stands here serves where the native kernels (`native/sampling.hpp`) are missing;
+they keep the same sets, token for token. Numpy throughout: its partial sorts are vectorised, and unlike a torch
+operation it never waits for a pool of threads on a busy machine. Invariant: tokens are kept by descending logit,
+ties by ascending id, so the kept set is a function of the row alone (masses are exact sums of fixed-point weights,
+whatever the order); results are ascending ids.
 
 Shape letters: V vocabulary, C tokens of a support.
 """
@@ -14,6 +16,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from draftsmith.core import accelerator
+from draftsmith.core.elementary import exp_weights
+
 Row: TypeAlias = npt.NDArray[np.floating[Any]]
 """Logits of one row, [V] or [C], float32 or float64."""
 Ids: TypeAlias = npt.NDArray[np.int64]
@@ -21,8 +26,31 @@ Ids: TypeAlias = npt.NDArray[np.int64]
 
 # First guess of how far below the largest logit (in units of the temperature) a nucleus reaches.
 _NUCLEUS_REACH = 6.0
-_MASS_BLOCK = 2048
 _GROUP_SIZE = 64
+
+
+def argmax(row_V: Row) -> int:
+    """Index of the first largest value, or of the first NaN."""
+    native = accelerator.native()
+    return int(row_V.argmax()) if native is None else int(native.argmax(row_V))
+
+
+def support(row_V: Row, best: int, inverse_temperature: float, count: int, mass: float, floor: float) -> Ids:
+    """The tokens that survive top-k (0: off), then top-p (1: off), then a lowest logit; ids ascending.
+
+    `best`: the row's argmax, whose logit is finite. Tokens at minus infinity never survive.
+    """
+    native = accelerator.native()
+    if native is not None:
+        room = np.empty(len(row_V), dtype=np.int64)
+        return room[: native.support(row_V, best, inverse_temperature, count, mass, floor, room)]
+    ids = np.arange(len(row_V))
+    if 0 < count < len(row_V):
+        ids = top_k(row_V, count)
+    if mass < 1:
+        ids = ids[top_p(row_V[ids], float(row_V[best]), inverse_temperature, mass)]
+    values = row_V[ids]
+    return ids[(values >= values.dtype.type(floor)) & (values > -np.inf)]
 
 
 def top_k(values_V: Row, count: int) -> Ids:
@@ -39,35 +67,19 @@ def top_k(values_V: Row, count: int) -> Ids:
 
 def top_p(values: Row, largest: float, inverse_temperature: float, mass: float) -> Ids:
     """Indices (ascending) of the smallest set of the most probable tokens whose share reaches `mass`."""
-    weights = values - values.dtype.type(largest)
-    weights *= values.dtype.type(inverse_temperature)
-    np.exp(weights, out=weights)
-    wanted = mass * float(weights.sum(dtype=np.float64))
+    size = len(values)
+    wanted = mass * float(exp_weights(values, largest, inverse_temperature, size).sum())
     # Nearly always the tokens near the top are enough, and sorting those alone is much cheaper.
     near_ids = np.flatnonzero(values >= values.dtype.type(largest - _NUCLEUS_REACH / inverse_temperature))
     near = values[near_ids]
-    descending = np.sort(near)[::-1]
-    count = _count_to_mass(descending, inverse_temperature, wanted)
-    if count is not None:
-        return near_ids[_largest(near, descending[count - 1], count)]
-    descending = np.sort(values)[::-1]
-    count = _count_to_mass(descending, inverse_temperature, wanted) or len(values)
-    return _largest(values, descending[count - 1], count)
-
-
-def _count_to_mass(descending: Row, inverse_temperature: float, wanted: float) -> int | None:
-    """How many leading values have a mass of at least `wanted` (the first weighs 1); None if all have less."""
-    mass = 0.0
-    for start in range(0, len(descending), _MASS_BLOCK):
-        scores = descending[start : start + _MASS_BLOCK].astype(np.float64)
-        scores -= float(descending[0])
-        scores *= inverse_temperature
-        running = np.cumsum(np.exp(scores, out=scores))
-        running += mass
+    for some in (near, values):
+        descending = np.sort(some)[::-1]
+        running = np.cumsum(exp_weights(descending, largest, inverse_temperature, size))
         if running[-1] >= wanted:
-            return start + int(np.searchsorted(running, wanted)) + 1
-        mass = float(running[-1])
-    return None
+            break
+    last = int(np.searchsorted(running, wanted))
+    keep = _largest(some, descending[last], last + 1)
+    return near_ids[keep] if some is near else keep
 
 
 def _largest(values: Row, threshold: np.floating[Any], count: int) -> Ids:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from draftsmith.core import accelerator
 from draftsmith.core import tree as trees
 from draftsmith.core.chance import Chance, KeyedChance
 from draftsmith.core.random import RequestRandom
@@ -72,10 +73,14 @@ def decide(proposal: Proposal, logits_TV: torch.Tensor, sampler: Sampler, chance
 def row_argmax(logits_TV: torch.Tensor) -> Sequence[int] | None:
     """Argmax of each row, the lowest id among equals; None when a row's largest logit is not finite.
 
-    On the CPU numpy does it: its vectorised argmax is many times faster than torch's.
+    On the CPU a vectorised argmax of our own or numpy's does it, many times faster than torch's.
     """
     if logits_TV.device.type == "cpu" and logits_TV.dtype in (torch.float32, torch.float64):
-        rows_TV = logits_TV.detach().numpy()
+        rows_TV = np.ascontiguousarray(logits_TV.detach().numpy())
+        native = accelerator.native()
+        if native is not None:
+            fast: list[int] | None = native.rows_argmax(rows_TV)
+            return fast
         best_T = rows_TV.argmax(axis=1)
         if not np.isfinite(rows_TV[np.arange(len(best_T)), best_T]).all():
             return None

@@ -16,12 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from draftsmith.core.accelerator import FORCE_PYTHON
 from draftsmith.drafters.suffix_file import read_sequences, write_sequences
 from draftsmith.drafters.suffix_tree import PythonSuffixTree
 from draftsmith.errors import OptionError
-
-FORCE_PYTHON = "DRAFTSMITH_PURE_PYTHON"
-"""Environment variable: any value but "" and "0" makes `open_index` choose the Python index."""
 
 
 class Draft(NamedTuple):

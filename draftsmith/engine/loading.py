@@ -14,7 +14,7 @@ from draftsmith.errors import OptionError
 from draftsmith.io.files import open_model
 from draftsmith.models.backend import Backend
 from draftsmith.models.chat import ChatTemplate
-from draftsmith.models.choice import open_backend
+from draftsmith.models.choice import check_choice, open_backend
 from draftsmith.models.spec import DecoderSpec
 from draftsmith.models.tokenizer import Tokenizer
 
@@ -56,6 +56,7 @@ def load_model(
         raise OptionError(
             f"threads must be None or a whole number, at least 1 and at most {_MAX_THREADS}, got {threads!r}"
         )
+    check_choice(backend, dtype)
     files = open_model(name)
     spec = DecoderSpec.from_config(files.config)
     tokenizer = Tokenizer.from_data(files.tokenizer)

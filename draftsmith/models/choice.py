@@ -20,6 +20,33 @@ AUTO = "auto"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
+def check_choice(backend: str, dtype: str) -> None:
+    """Raise `OptionError` for a backend, an option of it or a number format that does not exist."""
+    if dtype not in (AUTO, *DTYPES):
+        raise OptionError(f"unknown dtype {dtype!r}; known are {', '.join((AUTO, *DTYPES))}")
+    if not isinstance(backend, str):
+        raise OptionError(f"a backend is named by a string, got {backend!r}")
+    name = backend.partition(":")[0]
+    if name not in (AUTO, *BACKENDS):
+        raise OptionError(f"unknown backend {name!r}; known are {', '.join((AUTO, *BACKENDS))}")
+    if name == "native":
+        native_options(backend)
+        if dtype != AUTO:
+            raise OptionError(
+                f"dtype {dtype} is for the reference backend; the native one computes on integers, and "
+                "native:cache=float32 says what it keeps keys and values in"
+            )
+    elif name != backend:
+        raise OptionError(f"backend {name} has no options, got {backend!r}")
+
+
+def native_options(backend: str) -> NativeOptions:
+    """The options of `native[:key=value]*`. Raises `OptionError`."""
+    selection = parse_selection(backend, BACKENDS, "backend")
+    options: NativeOptions = read_options(NativeOptions, selection.options, f"backend {backend}")
+    return options
+
+
 def open_backend(
     spec: DecoderSpec,
     load: Load,
@@ -35,23 +62,12 @@ def open_backend(
     `backend`: "auto" or `NAME[:key=value]*`. `dtype`: "auto", or what the reference backend computes in.
     `load` and `raw` give a tensor as floats and as stored. Raises `UserError`s.
     """
-    if dtype not in (AUTO, *DTYPES):
-        raise OptionError(f"unknown dtype {dtype!r}; known are {', '.join((AUTO, *DTYPES))}")
+    check_choice(backend, dtype)
     if backend == AUTO:
         backend = "native" if dtype == AUTO and why_not(spec, device=device) is None else "reference"
     name = backend.partition(":")[0]
-    if name not in BACKENDS:
-        raise OptionError(f"unknown backend {name!r}; known are {', '.join((AUTO, *BACKENDS))}")
-    selection = parse_selection(backend, BACKENDS, "backend")
     if name == "native":
-        if dtype != AUTO:
-            raise OptionError(
-                f"dtype {dtype} is for the reference backend; the native one computes on integers, and "
-                "native:cache=float32 says what it keeps keys and values in"
-            )
-        options = read_options(NativeOptions, selection.options, f"backend {backend}")
+        options = native_options(backend)
         return name, NativeBackend.from_weights(spec, load, raw=raw, options=options, device=device, threads=threads)
-    if selection.options:
-        raise OptionError(f"backend {name} has no options, got {backend!r}")
     floats = DTYPES["float32" if dtype == AUTO else dtype]
     return name, ReferenceBackend.from_weights(spec, load, dtype=floats, device=device, threads=threads)

@@ -11,6 +11,10 @@ namespace {
 
 int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
 
+inline void add_tile(float* x, const float* y) {
+    for (int i = 0; i < TILE; ++i) x[i] += y[i];
+}
+
 void pad(Floats& values, int size) {
     if (!values.empty()) values.resize(static_cast<std::size_t>(size), 0.0f);
 }
@@ -28,6 +32,14 @@ void grow(Vector& values, std::size_t size) {
 }
 
 std::size_t at(int row, int stride) { return static_cast<std::size_t>(row) * static_cast<std::size_t>(stride); }
+
+constexpr int FEW_ROWS = 3;
+
+int num_blocks(int rows, int most) { return (rows + most - 1) / most; }
+// Blocks of nearly equal size.
+int block_start(int block, int blocks, int rows) {
+    return static_cast<int>(static_cast<std::int64_t>(block) * rows / blocks);
+}
 
 std::size_t element_bytes(CacheType type) { return type == CacheType::FLOAT ? 4 : 2; }
 
@@ -137,7 +149,7 @@ void Decoder::plan_group(const Group& group, int group_index, int first_row) {
             paths_[static_cast<std::size_t>(path_start + p - contiguous)] = group.committed + row;
             row = group.parents[row];
         }
-        rows_.push_back({group_index, position, first_row, contiguous, path_start});
+        rows_.push_back({group_index, position, first_row, contiguous, path_start, 0, 0});
     }
 }
 
@@ -160,17 +172,28 @@ void Decoder::plan(const Step& step) {
     for (const Rotation& rotation : rotations_) {
         if (rotation.positions < longest) throw std::invalid_argument("a position has no rotation");
     }
+    const int blocks = num_blocks(num_rows_, kernels_->max_block_rows);
+    for (int block = 0; block < blocks; ++block) {
+        const int start = block_start(block, blocks, num_rows_), end = block_start(block + 1, blocks, num_rows_);
+        for (int row = start; row < end; ++row) {
+            rows_[static_cast<std::size_t>(row)].block_start = start;
+            rows_[static_cast<std::size_t>(row)].block_rows = end - start;
+        }
+    }
     grow(hidden_, at(num_rows_, padded_width_));
     grow(queries_, at(num_rows_, padded_heads_));
     grow(mixed_, at(num_rows_, padded_heads_));
-    grow(mlp_, at(num_rows_, padded_mlp_));
     grow(projected_, at(num_rows_, padded_width_));
     const int groups = std::max({padded_width_, padded_heads_, padded_mlp_}) / GROUP;
     const int most = std::max(num_rows_, static_cast<int>(step.logit_rows.size()));
     shared_.resize(most, groups);
+    mixed_codes_.resize(num_rows_, padded_heads_ / GROUP);
+    mlp_codes_.resize(num_rows_, padded_mlp_ / GROUP);
     for (Worker& worker : workers_) {
         worker.quantised.resize(std::min(most, kernels_->max_block_rows), groups);
+        worker.thread = static_cast<int>(&worker - workers_.data());
         grow(worker.normed, static_cast<std::size_t>(padded_width_));
+        grow(worker.part, std::max(at(num_rows_, GROUP), at(MOST_QUERIES, shape_.head_dim)));
         grow(worker.scratch, std::max(attention_scratch(MOST_QUERIES, longest, shape_.head_dim),
                                       at(num_rows_, shape_.head_dim)));
     }
@@ -184,19 +207,9 @@ void Decoder::score(const Step& step) {
 
 // ---- on every thread ----------------------------------------------------------------------------
 
-template <class Share>
-void Decoder::each(int total, int size, Share share) {
-    for (;;) {
-        const int start = pool_->claim(size);
-        if (start >= total) return;
-        const int end = std::min(total, start + size);
-        for (int i = start; i < end; ++i) share(i);
-    }
-}
-
 void Decoder::work(const Step& step, int thread) {
     Worker& worker = workers_[static_cast<std::size_t>(thread)];
-    embed(step);
+    embed(step, thread);
     pool_->barrier();
     for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
         if (thread == 0) take_tap(step, static_cast<int>(layer));
@@ -207,8 +220,8 @@ void Decoder::work(const Step& step, int thread) {
     head(step, worker);
 }
 
-void Decoder::embed(const Step& step) {
-    each(num_rows_, 1, [&](int row) {
+void Decoder::embed(const Step& step, int thread) {
+    pool_->each(thread, num_rows_, 1, [&](int row) {
         float* hidden = &hidden_[at(row, padded_width_)];
         embedding_->dequantise(step.tokens[static_cast<std::size_t>(row)], hidden);
         for (int i = 0; i < shape_.width; ++i) hidden[i] *= shape_.embedding_scale;
@@ -226,25 +239,16 @@ void Decoder::take_tap(const Step& step, int layer) {
     }
 }
 
-namespace {
-
-int num_blocks(int rows, int most) { return (rows + most - 1) / most; }
-// Blocks of nearly equal size.
-int block_start(int block, int blocks, int rows) {
-    return static_cast<int>(static_cast<std::int64_t>(block) * rows / blocks);
-}
-
-}  // namespace
-
-// Rows x[index(i)] [width, padded], normed if there is a weight, quantised block by block. A single block is
-// prepared by every thread for itself: cheaper than to meet at a barrier.
+// Rows x[index(i)] [padded], normed if there is a weight, quantised block by block. Few rows are prepared by every
+// thread for itself, which is cheaper than to meet at a barrier; more rows of one block are cut by groups of inputs.
 Decoder::Quantised& Decoder::prepare(const float* x, const std::int32_t* index, int padded, int num_rows,
                                      const Floats* norm_weight, Worker& worker) {
-    const int blocks = num_blocks(num_rows, kernels_->max_block_rows);
-    const int groups = padded / GROUP;
-    Quantised& target = blocks == 1 ? worker.quantised : shared_;
-    const auto prepare_block = [&](int block) {
+    const int blocks = num_blocks(num_rows, kernels_->max_block_rows), threads = pool_->threads();
+    const bool is_alone = num_rows <= FEW_ROWS || threads == 1;
+    Quantised& target = is_alone && blocks == 1 ? worker.quantised : shared_;
+    const auto prepare_block = [&](int block, int cut, int cuts) {
         const int start = block_start(block, blocks, num_rows), end = block_start(block + 1, blocks, num_rows);
+        const int groups = padded / GROUP;
         Activations activations = target.block(start, end - start, groups);
         for (int row = start; row < end; ++row) {
             const float* values = x + at(index == nullptr ? row : index[row], padded);
@@ -252,15 +256,18 @@ Decoder::Quantised& Decoder::prepare(const float* x, const std::int32_t* index, 
                 kernels_->norm(values, norm_weight->data(), shape_.width, padded, shape_.norm_eps, worker.normed.data());
                 values = worker.normed.data();
             }
-            kernels_->quantise(values, groups, row - start, activations);
+            kernels_->quantise(values, groups * cut / cuts, groups * (cut + 1) / cuts, row - start, activations);
         }
     };
-    if (blocks == 1) {
-        prepare_block(0);
+    if (blocks > 1) {
+        pool_->each(worker.thread, blocks, 1, [&](int block) { prepare_block(block, 0, 1); });
+    } else if (is_alone) {
+        prepare_block(0, 0, 1);
+        return target;
     } else {
-        each(blocks, 1, prepare_block);
-        pool_->barrier();
+        prepare_block(0, worker.thread, threads);
     }
+    pool_->barrier();
     return target;
 }
 
@@ -276,12 +283,12 @@ void Decoder::multiply(const Packed& weights, int tile, Quantised& input, int nu
     }
 }
 
-int Decoder::share_of(int total) const { return std::max(1, total / (pool_->threads() * 8)); }
+int Decoder::share_of(int total) const { return std::max(1, total / (pool_->threads() * 16)); }
 
 void Decoder::attention(const Layer& layer, const Step& step, Worker& worker) {
     const int head_tiles = shape_.head_dim / TILE;
     Quantised& input = prepare(hidden_.data(), nullptr, padded_width_, num_rows_, &layer.attention_norm, worker);
-    each(shape_.num_heads + 2 * shape_.num_kv_heads, 1, [&](int head) {
+    pool_->each(worker.thread, shape_.num_heads + 2 * shape_.num_kv_heads, 1, [&](int head) {
         const int part = head < shape_.num_heads ? 0 : head < shape_.num_heads + shape_.num_kv_heads ? 1 : 2;
         const int place = part == 0 ? head : (head - shape_.num_heads) % shape_.num_kv_heads;
         const Packed& weights = *layer.qkv.parts[static_cast<std::size_t>(part)];
@@ -294,10 +301,7 @@ void Decoder::attention(const Layer& layer, const Step& step, Worker& worker) {
         finish_head(layer, step, head, rows);
     });
     pool_->barrier();
-    attend(layer, step, worker);
-    pool_->barrier();
-    Quantised& mixed = prepare(mixed_.data(), nullptr, padded_heads_, num_rows_, nullptr, worker);
-    project(layer.output, layer.attention_out_norm, mixed, worker);
+    project(layer.output, layer.attention_out_norm, attend(layer, step, worker), worker);
 }
 
 // Bias, norm and rotation of one head's rows; queries are kept, keys and values go to the cache.
@@ -333,15 +337,28 @@ void Decoder::finish_head(const Layer& layer, const Step& step, int head, float*
     }
 }
 
-void Decoder::attend(const Layer& layer, const Step& step, Worker& worker) {
+// Quantises `size` inputs of a row, whole groups, where they were made: codes are a quarter of the bytes that other
+// threads would have to fetch.
+void Decoder::quantise_part(const float* values, int first_input, int size, int row, Quantised& target, int groups) {
+    const Row& info = rows_[static_cast<std::size_t>(row)];
+    Activations activations = target.block(info.block_start, info.block_rows, groups);
+    const int first = first_input / GROUP;
+    kernels_->quantise(values - first * GROUP, first, first + size / GROUP, row - info.block_start, activations);
+}
+
+// Returns the quantised outputs of all heads; ends at a barrier.
+Decoder::Quantised& Decoder::attend(const Layer& layer, const Step& step, Worker& worker) {
     const int dim = shape_.head_dim, num_kv = shape_.num_kv_heads, group_size = shape_.num_heads / num_kv;
     const int pairs = num_rows_ * shape_.num_heads;
-    const int most = std::clamp(pairs / (4 * pool_->threads()), 1, MOST_QUERIES);
+    const bool is_whole = dim % GROUP == 0;
+    // The heads of a group share keys and values: to take them apart costs more than uneven shares.
+    int most = std::clamp(pairs / (4 * pool_->threads()), std::min(group_size, MOST_QUERIES), MOST_QUERIES);
+    if (most > group_size) most = std::min(round_up(most, 6), MOST_QUERIES);  // the kernels take six at a time
     // Shares: for each sequence and kv head, its (row, head) pairs in cuts of `most`.
     const auto cuts_of = [&](const Group& group) { return (group.num_rows * group_size + most - 1) / most; };
     int total = 0;
     for (const Group& group : step.groups) total += cuts_of(group) * num_kv;
-    each(total, 1, [&](int share) {
+    pool_->each(worker.thread, total, 1, [&](int share) {
         std::size_t index = 0;
         int first_row = 0;
         while (share >= cuts_of(step.groups[index]) * num_kv) {
@@ -357,34 +374,44 @@ void Decoder::attend(const Layer& layer, const Step& step, Worker& worker) {
         const Attention shared{planes, planes + bytes * static_cast<std::size_t>(num_kv), slots.first, dim,
                                shape_.attention_cap, worker.scratch.data()};
         Query queries[MOST_QUERIES];
+        const auto row_of = [&](int pair) { return first_row + pair % group.num_rows; };
+        const auto head_of = [&](int pair) { return kv_head * group_size + pair / group.num_rows; };
         for (int pair = start; pair < end; ++pair) {
-            const int row = first_row + pair / group_size, head = kv_head * group_size + pair % group_size;
+            const int row = row_of(pair);
             const Row& info = rows_[static_cast<std::size_t>(row)];
             const int first = layer.window == 0 ? 0 : std::max(0, info.position - layer.window + 1);
-            const std::size_t place = at(row, padded_heads_) + at(head, dim);
-            queries[pair - start] = {&queries_[place], &mixed_[place], first, info.contiguous, info.position + 1,
+            const std::size_t place = at(row, padded_heads_) + at(head_of(pair), dim);
+            float* output = is_whole ? &worker.part[at(pair - start, dim)] : &mixed_[place];
+            queries[pair - start] = {&queries_[place], output, first, info.contiguous, info.position + 1,
                                      paths_.data() + info.path_start};
         }
         kernels_->attend(cache_type_, shared, queries, end - start);
+        for (int pair = start; is_whole && pair < end; ++pair) {
+            quantise_part(&worker.part[at(pair - start, dim)], head_of(pair) * dim, dim, row_of(pair), mixed_codes_,
+                          padded_heads_ / GROUP);
+        }
     });
+    pool_->barrier();
+    if (is_whole) return mixed_codes_;
+    return prepare(mixed_.data(), nullptr, padded_heads_, num_rows_, nullptr, worker);
 }
 
 // Adds a linear layer's output to the hidden rows, normed before that where there is a norm for it.
 void Decoder::project(const Linear& linear, const Floats& out_norm, Quantised& input, Worker& worker) {
     const Packed& weights = *linear.parts.front();
     float* target = out_norm.empty() ? hidden_.data() : projected_.data();
-    each(weights.tiles(), share_of(weights.tiles()), [&](int tile) {
+    pool_->each(worker.thread, weights.tiles(), share_of(weights.tiles()), [&](int tile) {
         const float* bias = linear.bias.empty() ? nullptr : &linear.bias[at(tile, TILE)];
         multiply(weights, tile, input, num_rows_, [&](int row, float* products) {
-            if (bias != nullptr) kernels_->add(products, bias, TILE);
+            if (bias != nullptr) add_tile(products, bias);
             float* values = target + at(row, padded_width_) + tile * TILE;
-            if (out_norm.empty()) kernels_->add(values, products, TILE);
+            if (out_norm.empty()) add_tile(values, products);
             else std::memcpy(values, products, TILE * sizeof(float));
         });
     });
     pool_->barrier();
     if (out_norm.empty()) return;
-    each(num_rows_, 1, [&](int row) {
+    pool_->each(worker.thread, num_rows_, 1, [&](int row) {
         kernels_->norm(&projected_[at(row, padded_width_)], out_norm.data(), shape_.width, padded_width_,
                        shape_.norm_eps, worker.normed.data());
         kernels_->add(&hidden_[at(row, padded_width_)], worker.normed.data(), padded_width_);
@@ -397,25 +424,35 @@ void Decoder::feed_forward(const Layer& layer, Worker& worker) {
     const Packed &gate = *layer.gate_up.parts[0], &up = *layer.gate_up.parts[1];
     const auto activate = shape_.is_gelu ? kernels_->gate_gelu : kernels_->gate_silu;
     const Floats& bias = layer.gate_up.bias;
-    each(gate.tiles(), share_of(gate.tiles()), [&](int tile) {
-        const auto place = [&](int row) { return &mlp_[at(row, padded_mlp_) + at(tile, TILE)]; };
-        multiply(gate, tile, input, num_rows_, [&](int row, float* products) {
-            if (!bias.empty()) kernels_->add(products, &bias[at(tile, TILE)], TILE);
-            std::memcpy(place(row), products, TILE * sizeof(float));
-        });
-        multiply(up, tile, input, num_rows_, [&](int row, float* products) {
-            if (!bias.empty()) kernels_->add(products, &bias[at(gate.tiles() + tile, TILE)], TILE);
-            activate(place(row), products, place(row));
-        });
+    const int groups = padded_mlp_ / GROUP;
+    pool_->each(worker.thread, groups, share_of(groups), [&](int group) {
+        float* part = worker.part.data();
+        for (int tile = group * 2; tile < group * 2 + 2; ++tile) {
+            const auto place = [&](int row) { return part + row * GROUP + tile % 2 * TILE; };
+            if (tile == gate.tiles()) {  // an odd number of tiles: half of the last group is padding
+                for (int row = 0; row < num_rows_; ++row) std::fill_n(place(row), TILE, 0.0f);
+                break;
+            }
+            multiply(gate, tile, input, num_rows_, [&](int row, float* products) {
+                if (!bias.empty()) add_tile(products, &bias[at(tile, TILE)]);
+                std::memcpy(place(row), products, TILE * sizeof(float));
+            });
+            multiply(up, tile, input, num_rows_, [&](int row, float* products) {
+                if (!bias.empty()) add_tile(products, &bias[at(gate.tiles() + tile, TILE)]);
+                activate(place(row), products, place(row));
+            });
+        }
+        for (int row = 0; row < num_rows_; ++row) {
+            quantise_part(part + row * GROUP, group * GROUP, GROUP, row, mlp_codes_, groups);
+        }
     });
     pool_->barrier();
-    Quantised& active = prepare(mlp_.data(), nullptr, padded_mlp_, num_rows_, nullptr, worker);
-    project(layer.down, layer.mlp_out_norm, active, worker);
+    project(layer.down, layer.mlp_out_norm, mlp_codes_, worker);
 }
 
 void Decoder::head(const Step& step, Worker& worker) {
     if (step.last_hidden != nullptr) {
-        each(num_rows_, 1, [&](int row) {
+        pool_->each(worker.thread, num_rows_, 1, [&](int row) {
             kernels_->norm(&hidden_[at(row, padded_width_)], final_norm_.data(), shape_.width, padded_width_,
                            shape_.norm_eps, worker.normed.data());
             std::memcpy(step.last_hidden + at(row, shape_.width), worker.normed.data(),
@@ -428,7 +465,7 @@ void Decoder::head(const Step& step, Worker& worker) {
     const Packed& weights = *head_.parts.front();
     Quantised& input =
         prepare(hidden_.data(), step.logit_rows.data(), padded_width_, num_logits, &final_norm_, worker);
-    each(weights.tiles(), share_of(weights.tiles()), [&](int tile) {
+    pool_->each(worker.thread, weights.tiles(), share_of(weights.tiles()), [&](int tile) {
         const int count = std::min(TILE, shape_.vocab_size - tile * TILE);
         multiply(weights, tile, input, num_logits, [&](int row, float* products) {
             if (shape_.logit_cap != 0.0f) kernels_->soft_cap(products, shape_.logit_cap);

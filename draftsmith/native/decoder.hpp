@@ -100,17 +100,19 @@ class Decoder {
         int group, position, first_row;  // first_row: of its group
         int contiguous;                  // positions below lie where they belong
         int path_start;                  // in paths_: storage positions of contiguous..position
+        int block_start, block_rows;     // of the block its activations are in
     };
     struct Worker {
+        int thread = 0;
         Quantised quantised;
-        Floats normed, scratch;
+        Floats normed, scratch, part;  // part: [rows, GROUP] or [queries, head_dim]
     };
 
     void settle();
     void plan(const Step& step);
     void plan_group(const Group& group, int group_index, int first_row);
     void work(const Step& step, int thread);
-    void embed(const Step& step);
+    void embed(const Step& step, int thread);
     void take_tap(const Step& step, int layer);
     void attention(const Layer& layer, const Step& step, Worker& worker);
     void feed_forward(const Layer& layer, Worker& worker);
@@ -121,10 +123,9 @@ class Decoder {
     void multiply(const Packed& weights, int tile, Quantised& input, int num_rows, Take take);
     void project(const Linear& linear, const Floats& out_norm, Quantised& input, Worker& worker);
     void finish_head(const Layer& layer, const Step& step, int head, float* rows);
-    void attend(const Layer& layer, const Step& step, Worker& worker);
+    Quantised& attend(const Layer& layer, const Step& step, Worker& worker);
     int share_of(int total) const;
-    template <class Share>
-    void each(int total, int size, Share share);
+    void quantise_part(const float* values, int first_input, int size, int row, Quantised& target, int groups);
 
     Shape shape_;
     std::vector<Layer> layers_;
@@ -141,8 +142,8 @@ class Decoder {
     int num_rows_ = 0;
     std::vector<Row> rows_;
     std::vector<std::int32_t> paths_;
-    Floats hidden_, queries_, mixed_, mlp_, projected_;
-    Quantised shared_;
+    Floats hidden_, queries_, mixed_, projected_;
+    Quantised shared_, mixed_codes_, mlp_codes_;
     std::vector<Worker> workers_;
 };
 

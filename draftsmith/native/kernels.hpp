@@ -47,8 +47,8 @@ struct Kernels {
     int max_block_rows;
     // Multiplies a tile: out [rows][16].
     void (*multiply)(const Packed& weights, int tile, const Activations& activations, float* out);
-    // Quantises row `row` of a block from x [groups * 32].
-    void (*quantise)(const float* x, int groups, int row, Activations& activations);
+    // Quantises groups first..end-1 of row `row` of a block from x [width].
+    void (*quantise)(const float* x, int first_group, int end_group, int row, Activations& activations);
     // out = x / sqrt(mean(x^2) + eps) * weight, over `width` values; `padded` (a multiple of 16) are written.
     void (*norm)(const float* x, const float* weight, int width, int padded, float eps, float* out);
     void (*add)(float* x, const float* y, int padded);

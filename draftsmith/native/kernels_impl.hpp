@@ -101,14 +101,14 @@ void store(CacheType type, void* to, std::int64_t index, const float* x, int hea
 
 // ---- linear layers ----------------------------------------------------------------------------
 
-void quantise(const float* x, int groups, int row, Activations& activations) {
+void quantise(const float* x, int first_group, int end_group, int row, Activations& activations) {
     const auto rows = static_cast<std::size_t>(activations.rows);
-    for (int group = 0; group < groups; ++group, x += GROUP) {
+    x += first_group * GROUP;
+    for (int group = first_group; group < end_group; ++group, x += GROUP) {
         const F16 a = f_load(x), b = f_load(x + 16);
-        const float largest = f_largest(f_max(f_abs(a), f_abs(b)));
-        // x - x is 0, or NaN where x is not finite: a broken row must not look sound once it is quantised.
-        const float broken = f_sum(f_add(f_sub(a, a), f_sub(b, b)));
-        const float scale = largest / 127.0f + broken;
+        // A row that is not finite must not look sound once it is quantised: its scale is not finite either.
+        const float largest = f_largest_magnitude(a, b);
+        const float scale = largest / 127.0f;
         const F16 inverse = f_set(largest > 0.0f ? 127.0f / largest : 0.0f);
         const I16 low = i_from_float(f_mul(a, inverse)), high = i_from_float(f_mul(b, inverse));
         alignas(32) std::int8_t codes[GROUP];
@@ -119,7 +119,7 @@ void quantise(const float* x, int groups, int row, Activations& activations) {
             const std::size_t place = (static_cast<std::size_t>(group) * 8 + quad) * rows + static_cast<std::size_t>(row);
             __builtin_memcpy(activations.codes + place * 4, codes + quad * 4, 4);
         }
-        const int low_sum = i_sum(low), high_sum = i_sum(high);
+        const int low_sum = sum_bytes(codes), high_sum = sum_bytes(codes + 16);
         activations.scales[at] = scale;
         activations.sums[at] = scale * static_cast<float>(low_sum + high_sum);
         activations.code_sums[at] = static_cast<float>(low_sum + high_sum);
@@ -177,6 +177,7 @@ void multiply_rows(const Packed& weights, int tile, const Activations& activatio
     constexpr int CHUNK_GROUPS = SCALING == Scaling::PLAIN ? PLAIN_GROUPS : SUPER_GROUPS;
     const int groups = weights.groups();
     F16 sums[R];
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) sums[r] = f_zero();
     F16 super_scale = f_zero(), super_min = f_zero();
     const std::uint8_t* codes = chunk + codes_at;
@@ -195,6 +196,7 @@ void multiply_rows(const Packed& weights, int tile, const Activations& activatio
         const std::uint8_t* sub_mins = chunk + sub_mins_at + in_chunk * TILE;
         if constexpr (SCALING == Scaling::FINE) {
             I16 first[R], second[R];
+#pragma GCC unroll 8
             for (int r = 0; r < R; ++r) first[r] = second[r] = i_zero();
             dot_quads<BITS, R>(codes, quantised, 4, first);
             dot_quads<BITS, R>(codes, quantised, 4, second);
@@ -213,6 +215,7 @@ void multiply_rows(const Packed& weights, int tile, const Activations& activatio
                 if constexpr (MIN) min = f_mul(min, f_load_u8(sub_mins));
             }
             I16 dots[R];
+#pragma GCC unroll 8
             for (int r = 0; r < R; ++r) dots[r] = i_zero();
             dot_quads<BITS, R>(codes, quantised, 8, dots);
 #pragma GCC unroll 8
@@ -230,6 +233,7 @@ void multiply_rows(const Packed& weights, int tile, const Activations& activatio
         code_sums += R;
         half_sums += 2 * R;
     }
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) f_store(out + r * TILE, sums[r]);
 }
 
@@ -292,13 +296,24 @@ inline F16 score_keys_of(const float* query, const T* const* keys, int head_dim)
     return score_keys<0>(query, keys, head_dim);
 }
 
+// Asks for the bytes some rows further on, which will be next.
+constexpr int PREFETCH_ROWS = 32;
+
+template <class T>
+inline void prefetch_ahead(const T* row, int head_dim, int num_elements) {
+    const auto* ahead = reinterpret_cast<const char*>(row + PREFETCH_ROWS * head_dim);
+    const int bytes = num_elements * static_cast<int>(sizeof(T));
+    for (int at = 0; at < bytes; at += 64) __builtin_prefetch(ahead + at);
+}
+
 template <class T>
 struct Attend {
     const Attention& shared;
     const Query* queries;
     int num_queries;
     int base, stride;           // the first position of the score buffers (a multiple of 16) and their length
-    int common;                 // positions below are contiguous for every query
+    int lowest;                 // the first position seen by any query
+    int common, reach;          // positions below are stored in place for every query, for some query
 
     float* scores(int query) const { return shared.scratch + query * stride; }
     const T* row(const void* rows, int storage) const {
@@ -314,37 +329,40 @@ struct Attend {
     }
 
     // Scores of all positions a query sees, 16 at a time from multiples of 16 on, so that a position's lane does
-    // not depend on anything but the position.
+    // not depend on anything but the position. Where a query's path leaves the order of storage it is on its own.
     void score() const {
-        int lowest = queries[0].first;
-        for (int q = 1; q < num_queries; ++q) lowest = queries[q].first < lowest ? queries[q].first : lowest;
-        float* converted = shared.scratch + num_queries * stride;
-        int start = base;
-        for (; start + 16 <= common; start += 16) {
-            const float* keys[16];
-            for (int j = 0; j < 16; ++j) {
-                const int position = start + j < lowest ? lowest : start + j;
-                const T* key = row(shared.keys, position);
-                if constexpr (sizeof(T) == sizeof(float)) {
-                    keys[j] = reinterpret_cast<const float*>(key);
-                } else if (num_queries > 1) {
-                    float* copy = converted + j * shared.head_dim;
-                    for (int i = 0; i < shared.head_dim; i += 16) f_store(copy + i, load_elements(key + i));
-                    keys[j] = copy;
-                }
-            }
-            if (sizeof(T) != sizeof(float) && num_queries == 1) {
-                f_store(scores(0) + start - base, capped(score_stored(queries[0], start)));
-                continue;
-            }
-            for (int q = 0; q < num_queries; ++q) {
-                f_store(scores(q) + start - base, capped(score_keys_of(queries[q].query, keys, shared.head_dim)));
+        for (int start = base; start < reach; start += 16) score_common(start);
+        for (int q = 0; q < num_queries; ++q) {
+            if (queries[q].contiguous == queries[q].end) continue;
+            for (int start = queries[q].contiguous / 16 * 16; start < queries[q].end; start += 16) {
+                f_store(scores(q) + start - base, capped(score_stored(queries[q], start)));
             }
         }
-        for (int q = 0; q < num_queries; ++q) {
-            for (int at = start; at < queries[q].end; at += 16) {
-                f_store(scores(q) + at - base, capped(score_stored(queries[q], at)));
+    }
+
+    // All queries against 16 positions of which those seen are stored in place. What lies beyond a query's end, or
+    // beyond what is stored, is scored and then not used.
+    void score_common(int start) const {
+        const T* stored[16];
+        for (int j = 0; j < 16; ++j) {
+            const int position = start + j < lowest ? lowest : start + j < reach ? start + j : reach - 1;
+            stored[j] = row(shared.keys, position);
+            prefetch_ahead(stored[j], shared.head_dim, shared.head_dim);
+        }
+        if (num_queries == 1 || sizeof(T) == sizeof(float)) {
+            for (int q = 0; q < num_queries; ++q) {
+                f_store(scores(q) + start - base, capped(score_keys_of(queries[q].query, stored, shared.head_dim)));
             }
+            return;
+        }
+        const float* keys[16];
+        for (int j = 0; j < 16; ++j) {
+            float* copy = shared.scratch + num_queries * stride + j * shared.head_dim;
+            for (int i = 0; i < shared.head_dim; i += 16) f_store(copy + i, load_elements(stored[j] + i));
+            keys[j] = copy;
+        }
+        for (int q = 0; q < num_queries; ++q) {
+            f_store(scores(q) + start - base, capped(score_keys_of(queries[q].query, keys, shared.head_dim)));
         }
     }
 
@@ -391,16 +409,12 @@ struct Attend {
         for (int q = 0; q < NQ; ++q) {
             for (int i = 0; i < NP; ++i) sums[q][i] = f_zero();
         }
-        int lowest = queries[first_query].first;
         const float* weights[NQ];
-        for (int q = 0; q < NQ; ++q) {
-            const int first = queries[first_query + q].first;
-            lowest = first < lowest ? first : lowest;
-            weights[q] = scores(first_query + q) - base;
-        }
+        for (int q = 0; q < NQ; ++q) weights[q] = scores(first_query + q) - base;
         const T* value = row(shared.values, lowest) + dim;
         for (int p = lowest; p < common; ++p, value += shared.head_dim) {
             F16 parts[NP];
+            prefetch_ahead(value, shared.head_dim, 16 * NP);
 #pragma GCC unroll 4
             for (int i = 0; i < NP; ++i) parts[i] = load_elements(value + 16 * i);
 #pragma GCC unroll 6
@@ -453,16 +467,18 @@ struct Attend {
 
 template <class T>
 void attend_as(const Attention& shared, const Query* queries, int num_queries) {
-    int lowest = queries[0].first, common = queries[0].contiguous, longest = queries[0].end;
+    int lowest = queries[0].first, common = queries[0].contiguous, reach = common, longest = queries[0].end;
     for (int q = 1; q < num_queries; ++q) {
-        lowest = queries[q].first < lowest ? queries[q].first : lowest;
-        common = queries[q].contiguous < common ? queries[q].contiguous : common;
-        longest = queries[q].end > longest ? queries[q].end : longest;
+        const Query& query = queries[q];
+        lowest = query.first < lowest ? query.first : lowest;
+        common = query.contiguous < common ? query.contiguous : common;
+        reach = query.contiguous > reach ? query.contiguous : reach;
+        longest = query.end > longest ? query.end : longest;
     }
     const int base = lowest / 16 * 16;
     const int stride = (longest + 15) / 16 * 16 - base + 16;
     float inverses[MOST_QUERIES];
-    Attend<T>{shared, queries, num_queries, base, stride, common}.run(inverses);
+    Attend<T>{shared, queries, num_queries, base, stride, lowest, common, reach}.run(inverses);
 }
 
 void attend(CacheType type, const Attention& shared, const Query* queries, int num_queries) {

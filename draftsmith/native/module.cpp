@@ -3,11 +3,13 @@
 
 namespace draftsmith {
 void bind_decoder(nanobind::module_& module);
+void bind_sampling(nanobind::module_& module);
 void bind_suffix_index(nanobind::module_& module);
 }  // namespace draftsmith
 
 NB_MODULE(_native, module) {
     module.doc() = "Native parts of Draftsmith";
     draftsmith::bind_decoder(module);
+    draftsmith::bind_sampling(module);
     draftsmith::bind_suffix_index(module);
 }

@@ -48,10 +48,15 @@ void count_fork() { num_forks.fetch_add(1); }
 
 }  // namespace
 
-Pool::Pool(int threads, bool pin) : num_threads_(threads), pin_(pin) {
+Pool::Pool(int threads, bool pin)
+    : num_threads_(threads), pin_(pin), claimed_(static_cast<std::size_t>(threads)) {
     static const int registered = pthread_atfork(nullptr, nullptr, count_fork);
     (void)registered;
     start();
+}
+
+void Pool::forget_claims() {
+    for (Claimed& claimed : claimed_) claimed.next.store(0, std::memory_order_relaxed);
 }
 
 void Pool::start() {
@@ -96,7 +101,7 @@ Pool::~Pool() {
 void Pool::run(const std::function<void(int)>& work) {
     if (generation_.load(std::memory_order_acquire) != num_forks.load(std::memory_order_relaxed)) renew();
     const std::lock_guard<std::mutex> one_caller(team_->callers);
-    next_.store(0, std::memory_order_relaxed);
+    forget_claims();
     if (num_threads_ == 1) {
         work(0);
         return;
@@ -117,13 +122,13 @@ void Pool::run(const std::function<void(int)>& work) {
 
 void Pool::barrier() {
     if (num_threads_ == 1) {
-        next_.store(0, std::memory_order_relaxed);
+        forget_claims();
         return;
     }
     const std::uint32_t phase = phase_.load(std::memory_order_acquire);
     if (waiting_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_threads_) {
         waiting_.store(0, std::memory_order_relaxed);
-        next_.store(0, std::memory_order_relaxed);
+        forget_claims();
         phase_.store(phase + 1, std::memory_order_release);
         return;
     }

@@ -31,8 +31,22 @@ class Pool {
     // Called by every thread inside `run`: nobody goes on before all have arrived. Claims start again at 0.
     void barrier();
 
-    // The next share of `size` out of `total`, as its start; `total` or more when there is none left.
-    int claim(int size) { return next_.fetch_add(size, std::memory_order_relaxed); }
+    // Calls share(i) for every i below `total`, on one thread or another, `size` neighbours at a time. Called by every
+    // thread between two barriers. Each begins with a stretch of its own, which keeps what it writes in its cache
+    // from one phase to the next, and then helps the others.
+    template <class Share>
+    void each(int thread, int total, int size, Share share) {
+        for (int helped = 0; helped < num_threads_; ++helped) {
+            const int owner = (thread + helped) % num_threads_;
+            const int start = stretch(owner, total), end = stretch(owner + 1, total);
+            for (;;) {
+                const int first = start + claimed_[static_cast<std::size_t>(owner)].next.fetch_add(size, std::memory_order_relaxed);
+                if (first >= end) break;
+                const int last = first + size < end ? first + size : end;
+                for (int i = first; i < last; ++i) share(i);
+            }
+        }
+    }
 
   private:
     // What a process cannot take over from its parent: threads that are gone, locks that they may hold, a condition
@@ -42,10 +56,18 @@ class Pool {
         std::condition_variable wake;
         std::vector<std::thread> workers;
     };
+    struct alignas(64) Claimed {
+        std::atomic<int> next{0};
+    };
+
+    void serve(int thread);
     void start();
     void renew();
     void stop();
-    void serve(int thread);
+    void forget_claims();
+    int stretch(int thread, int total) const {
+        return static_cast<int>(static_cast<std::int64_t>(thread) * total / num_threads_);
+    }
 
     const int num_threads_;
     const bool pin_;
@@ -56,7 +78,7 @@ class Pool {
     alignas(64) std::atomic<int> running_{0};
     alignas(64) std::atomic<int> waiting_{0};
     alignas(64) std::atomic<std::uint32_t> phase_{0};
-    alignas(64) std::atomic<int> next_{0};
+    std::vector<Claimed> claimed_;
     std::atomic<bool> is_closing_{false};
     std::atomic<int> num_asleep_{0};
 };

@@ -35,10 +35,6 @@ inline F16 f_mul(F16 x, F16 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(
 inline F16 f_div(F16 x, F16 y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
 inline F16 f_max(F16 x, F16 y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 inline F16 f_min(F16 x, F16 y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
-inline F16 f_abs(F16 x) {
-    const __m256 sign = _mm256_set1_ps(-0.0f);
-    return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
-}
 inline F16 f_fma(F16 x, F16 y, F16 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 inline F16 f_from_int(I16 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 inline I16 i_from_float(F16 x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
@@ -82,12 +78,28 @@ inline void i_store_i8(std::int8_t* p, I16 x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
 inline I16 i_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-inline I16 i_add(I16 x, I16 y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
-inline int i_sum(I16 x) {
-    const __m256i both = _mm256_add_epi32(x.a, x.b);
-    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+// The sum of 16 bytes.
+inline int sum_bytes(const std::int8_t* p) {
+    const __m256i words = _mm256_cvtepi8_epi16(load_128(p));
+    const __m256i pairs = _mm256_madd_epi16(words, _mm256_set1_epi16(1));
+    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
     const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
     return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
+}
+inline __m256i larger_magnitude(F16 x) {
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    const __m256i a = _mm256_and_si256(_mm256_castps_si256(x.a), magnitude);
+    return _mm256_max_epi32(a, _mm256_and_si256(_mm256_castps_si256(x.b), magnitude));
+}
+// The largest magnitude, or NaN or infinity if there is one: magnitudes order like their bits.
+inline float f_largest_magnitude(F16 x, F16 y) {
+    const __m256i both = _mm256_max_epi32(larger_magnitude(x), larger_magnitude(y));
+    const __m128i four = _mm_max_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+    const __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    const int bits = _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
+    float value;
+    __builtin_memcpy(&value, &bits, 4);
+    return value;
 }
 inline float f_sum(F16 x) {
     const __m256 half = _mm256_add_ps(x.a, x.b);

@@ -27,7 +27,6 @@ inline F16 f_mul(F16 a, F16 b) { return _mm512_mul_ps(a, b); }
 inline F16 f_div(F16 a, F16 b) { return _mm512_div_ps(a, b); }
 inline F16 f_max(F16 a, F16 b) { return _mm512_max_ps(a, b); }
 inline F16 f_min(F16 a, F16 b) { return _mm512_min_ps(a, b); }
-inline F16 f_abs(F16 a) { return _mm512_abs_ps(a); }
 inline F16 f_fma(F16 a, F16 b, F16 c) { return _mm512_fmadd_ps(a, b, c); }
 inline F16 f_from_int(I16 a) { return _mm512_cvtepi32_ps(a); }
 inline I16 i_from_float(F16 a) { return _mm512_cvtps_epi32(a); }
@@ -61,8 +60,23 @@ inline void i_store_i8(std::int8_t* p, I16 x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(x));
 }
 inline I16 i_zero() { return _mm512_setzero_si512(); }
-inline I16 i_add(I16 a, I16 b) { return _mm512_add_epi32(a, b); }
-inline int i_sum(I16 a) { return _mm512_reduce_add_epi32(a); }
+// The sum of 16 bytes.
+inline int sum_bytes(const std::int8_t* p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    const __m128i four = _mm_dpbusd_epi32(_mm_setzero_si128(), _mm_set1_epi8(1), bytes);
+    const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
+}
+// The largest magnitude, or NaN or infinity if there is one: magnitudes order like their bits.
+inline float f_largest_magnitude(F16 a, F16 b) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    const __m512i x = _mm512_and_si512(_mm512_castps_si512(a), magnitude);
+    const __m512i y = _mm512_and_si512(_mm512_castps_si512(b), magnitude);
+    const int bits = _mm512_reduce_max_epi32(_mm512_max_epi32(x, y));
+    float value;
+    __builtin_memcpy(&value, &bits, 4);
+    return value;
+}
 
 inline float f_sum(F16 x) {
     const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));

@@ -43,7 +43,6 @@ inline F16 f_mul(F16 a, F16 b) { return lanes<F16>([&](int i) { return a.v[i] * 
 inline F16 f_div(F16 a, F16 b) { return lanes<F16>([&](int i) { return a.v[i] / b.v[i]; }); }
 inline F16 f_max(F16 a, F16 b) { return lanes<F16>([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
 inline F16 f_min(F16 a, F16 b) { return lanes<F16>([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; }); }
-inline F16 f_abs(F16 a) { return lanes<F16>([&](int i) { return std::fabs(a.v[i]); }); }
 // Rounded twice: not every processor has a fused multiply-add, and in software it is slow.
 inline F16 f_fma(F16 a, F16 b, F16 c) { return lanes<F16>([&](int i) { return a.v[i] * b.v[i] + c.v[i]; }); }
 inline F16 f_from_int(I16 a) { return lanes<F16>([&](int i) { return static_cast<float>(a.v[i]); }); }
@@ -73,11 +72,21 @@ inline void i_store_i8(std::int8_t* p, I16 x) {
     for (int i = 0; i < 16; ++i) p[i] = static_cast<std::int8_t>(x.v[i]);
 }
 inline I16 i_zero() { return lanes<I16>([](int) { return 0; }); }
-inline I16 i_add(I16 a, I16 b) { return lanes<I16>([&](int i) { return a.v[i] + b.v[i]; }); }
-inline int i_sum(I16 a) {
+// The sum of 16 bytes.
+inline int sum_bytes(const std::int8_t* p) {
     int sum = 0;
-    for (int i = 0; i < 16; ++i) sum += a.v[i];
+    for (int i = 0; i < 16; ++i) sum += p[i];
     return sum;
+}
+// The largest magnitude, or NaN or infinity if there is one: magnitudes order like their bits.
+inline float f_largest_magnitude(const F16& a, const F16& b) {
+    std::uint32_t largest = 0;
+    for (int i = 0; i < 16; ++i) {
+        const std::uint32_t x = bits_of_float(a.v[i]) & 0x7fffffffu, y = bits_of_float(b.v[i]) & 0x7fffffffu;
+        largest = largest > x ? largest : x;
+        largest = largest > y ? largest : y;
+    }
+    return float_from_bits(largest);
 }
 inline float f_sum(F16 x) {
     for (int width = 8; width > 0; width /= 2) {
