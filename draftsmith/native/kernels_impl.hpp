@@ -334,7 +334,9 @@ struct Attend {
         for (int start = base; start < reach; start += 16) score_common(start);
         for (int q = 0; q < num_queries; ++q) {
             if (queries[q].contiguous == queries[q].end) continue;
-            for (int start = queries[q].contiguous / 16 * 16; start < queries[q].end; start += 16) {
+            // A window narrower than the tree is deep begins behind the rows in place.
+            const int own = queries[q].contiguous > base ? queries[q].contiguous / 16 * 16 : base;
+            for (int start = own; start < queries[q].end; start += 16) {
                 f_store(scores(q) + start - base, capped(score_stored(queries[q], start)));
             }
         }
