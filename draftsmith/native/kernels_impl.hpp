@@ -333,11 +333,11 @@ struct Attend {
     void score() const {
         for (int start = base; start < reach; start += 16) score_common(start);
         for (int q = 0; q < num_queries; ++q) {
-            const Query& query = queries[q];
-            if (query.contiguous == query.end) continue;
-            const int own = query.contiguous > query.first ? query.contiguous : query.first;  // a window may begin later
-            for (int start = own / 16 * 16; start < query.end; start += 16) {
-                f_store(scores(q) + start - base, capped(score_stored(query, start)));
+            if (queries[q].contiguous == queries[q].end) continue;
+            // A window narrower than the tree is deep begins behind the rows in place.
+            const int own = queries[q].contiguous > base ? queries[q].contiguous / 16 * 16 : base;
+            for (int start = own; start < queries[q].end; start += 16) {
+                f_store(scores(q) + start - base, capped(score_stored(queries[q], start)));
             }
         }
     }

@@ -49,9 +49,6 @@ class Pool {
     }
 
   private:
-    struct alignas(64) Claimed {
-        std::atomic<int> next{0};
-    };
     // What a process cannot take over from its parent: threads that are gone, locks that they may hold, a condition
     // that counts them among those who wait.
     struct Team {
@@ -59,10 +56,14 @@ class Pool {
         std::condition_variable wake;
         std::vector<std::thread> workers;
     };
+    struct alignas(64) Claimed {
+        std::atomic<int> next{0};
+    };
+
+    void serve(int thread);
     void start();
     void renew();
     void stop();
-    void serve(int thread);
     void forget_claims();
     int stretch(int thread, int total) const {
         return static_cast<int>(static_cast<std::int64_t>(thread) * total / num_threads_);

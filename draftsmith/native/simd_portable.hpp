@@ -46,8 +46,11 @@ inline F16 f_min(F16 a, F16 b) { return lanes<F16>([&](int i) { return a.v[i] < 
 // Rounded twice: not every processor has a fused multiply-add, and in software it is slow.
 inline F16 f_fma(F16 a, F16 b, F16 c) { return lanes<F16>([&](int i) { return a.v[i] * b.v[i] + c.v[i]; }); }
 inline F16 f_from_int(I16 a) { return lanes<F16>([&](int i) { return static_cast<float>(a.v[i]); }); }
+// What no integer holds becomes 0: the conversion itself would be undefined.
 inline I16 i_from_float(F16 a) {
-    return lanes<I16>([&](int i) { return static_cast<std::int32_t>(std::nearbyintf(a.v[i])); });
+    return lanes<I16>([&](int i) {
+        return std::fabs(a.v[i]) < 2147483648.0f ? static_cast<std::int32_t>(std::nearbyintf(a.v[i])) : 0;
+    });
 }
 inline F16 f_load_half(const std::uint16_t* p) { return lanes<F16>([&](int i) { return half_to_float(p[i]); }); }
 inline void f_store_half(std::uint16_t* p, F16 x) {
