@@ -21,7 +21,8 @@ PACKAGE := $(VENV)/.package-$(COMPILER)
 .DELETE_ON_ERROR:
 
 demo: $(PACKAGE)
-	@$(BIN)/draftsmith demo
+# On the reference backend, whose plain steps are slow enough to watch and where drafting gains most.
+	@$(BIN)/draftsmith demo --backend reference
 
 setup: $(PACKAGE)
 
