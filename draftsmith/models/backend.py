@@ -57,6 +57,12 @@ class Backend(ABC):
         rows named by `path` (indices into the group, ascending, a root-to-node path) and drops the rest.
         """
 
+    def check_request(self, groups: Sequence[RowGroup], taps: frozenset[int | str]) -> None:
+        """Assert what every backend asks of a call of `score`: rows in each group, taps that exist."""
+        assert all(len(group.tokens) for group in groups), "a group without rows"
+        unknown = taps - set(range(self.spec.num_layers + 1)) - {"last_hidden"}
+        assert not unknown, f"unknown taps {sorted(map(str, unknown))}"
+
     @property
     @abstractmethod
     def weight_bytes(self) -> int:

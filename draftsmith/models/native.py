@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -111,7 +110,6 @@ class NativeBackend(Backend):
             )
         except RuntimeError as error:  # of the system, about threads
             raise OptionError(f"threads is {threads}: {error}") from error
-        self._buffers = _Buffers(spec.vocab_size)
         self._ropes = [spec.rope if window is None else spec.window_rope for window in self.cache.windows]
         self._rotations: list[tuple[np.ndarray, np.ndarray]] = []
         self._num_positions = 0
@@ -161,11 +159,9 @@ class NativeBackend(Backend):
         return self._decoder.kernels
 
     def score(self, groups: Sequence[RowGroup], taps: frozenset[int | str] = frozenset()) -> Scored:
-        assert all(len(group.tokens) for group in groups), "a group without rows"
+        self.check_request(groups, taps)
         if not groups:
             return Scored(logits=[], taps=[])
-        unknown = taps - set(range(self.spec.num_layers + 1)) - {"last_hidden"}
-        assert not unknown, f"unknown taps {sorted(map(str, unknown))}"
         tokens: list[int] = []
         parents: list[int] = []
         committed: list[int] = []
@@ -183,7 +179,8 @@ class NativeBackend(Backend):
             longest = max(longest, behind + 1 + max(row_depths(group.parents)))
         if longest > self._num_positions:
             self._grow_rotations(max(longest, 2 * self._num_positions))
-        logits = self._buffers.take(len(logit_rows))
+        # From numpy, which asks for huge pages: PyTorch's small ones have to be cleared one by one.
+        logits = np.empty((len(logit_rows), self.spec.vocab_size), np.float32)
         taken: dict[int | str, torch.Tensor] = {tap: torch.empty(len(tokens), self.spec.width) for tap in taps}
         layers = [tap for tap in taps if isinstance(tap, int)]
         try:
@@ -217,27 +214,6 @@ class NativeBackend(Backend):
             self._decoder.set_rotation(kind, *rotations[kind])
         # The decoder reads this memory: the old tables may go only now.
         self._rotations, self._num_positions = rotations, num_positions
-
-
-@final
-class _Buffers:
-    """Memory for logits, used again once nobody holds what was in it: fresh pages cost more than the head."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-        self._buffers: list[np.ndarray] = []
-
-    def take(self, num_rows: int) -> np.ndarray:
-        """Uninitialised float32 [rows, V]."""
-        for index, buffer in enumerate(self._buffers):
-            # References: the list, the loop's name, the call's argument. Views of the array hold more.
-            if sys.getrefcount(buffer) == 3 and len(buffer) >= num_rows:
-                if index:
-                    self._buffers.insert(0, self._buffers.pop(index))
-                return buffer[:num_rows]
-        buffer = np.empty((num_rows, self._vocab_size), np.float32)
-        self._buffers = [buffer, *self._buffers[:1]]
-        return buffer[:num_rows]
 
 
 def _split_taps(taken: Mapping[int | str, torch.Tensor], counts: Sequence[int]) -> list[dict[int | str, torch.Tensor]]:

@@ -80,11 +80,9 @@ class ReferenceBackend(Backend):
 
     @torch.no_grad()
     def score(self, groups: Sequence[RowGroup], taps: frozenset[int | str] = frozenset()) -> Scored:
-        assert all(len(group.tokens) for group in groups), "a group without rows"
+        self.check_request(groups, taps)
         if not groups:
             return Scored(logits=[], taps=[])
-        unknown = taps - set(range(self.spec.num_layers + 1)) - {"last_hidden"}
-        assert not unknown, f"unknown taps {sorted(map(str, unknown))}"
         plans = self._plan(groups)
         hidden_ND, taken = self._decode(groups, plans, taps)
         if "last_hidden" in taps:
