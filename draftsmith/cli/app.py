@@ -109,6 +109,8 @@ def run(arguments: Sequence[str]) -> int:
         return _complain(_usage_message(error))
     except DraftsmithError as error:
         return _complain(str(error))
+    except MemoryError:
+        return _complain("not enough memory; a smaller model or fewer and shorter texts need less")
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
 

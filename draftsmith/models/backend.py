@@ -58,8 +58,11 @@ class Backend(ABC):
         """
 
     def check_request(self, groups: Sequence[RowGroup], taps: frozenset[int | str]) -> None:
-        """Assert what every backend asks of a call of `score`: rows in each group, taps that exist."""
+        """Assert what every backend asks of a call of `score`: rows in each group, logits of these, taps that exist."""
         assert all(len(group.tokens) for group in groups), "a group without rows"
+        for group in groups:
+            first, last = group.first_logit, len(group.tokens)
+            assert 0 <= first <= last, f"logits are wanted from row {first} on, of {last} rows"
         unknown = taps - set(range(self.spec.num_layers + 1)) - {"last_hidden"}
         assert not unknown, f"unknown taps {sorted(map(str, unknown))}"
 

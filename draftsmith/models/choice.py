@@ -6,17 +6,22 @@ a number format asked for by name means floats, and those are the reference back
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from draftsmith.errors import OptionError
 from draftsmith.models.backend import Backend
-from draftsmith.models.native import NativeBackend, NativeOptions, Raw, why_not
+from draftsmith.models.native import NativeBackend, NativeOptions, usable_processors, why_not
+from draftsmith.models.native_weights import Raw
 from draftsmith.models.reference import ReferenceBackend
 from draftsmith.models.spec import DecoderSpec
 from draftsmith.models.weights import Load
 from draftsmith.registry import BACKENDS, parse_selection, read_options
 
 AUTO = "auto"
+logger = logging.getLogger(__name__)
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -68,6 +73,18 @@ def open_backend(
     name = backend.partition(":")[0]
     if name == "native":
         options = native_options(backend)
+        threads = _useful(threads)
         return name, NativeBackend.from_weights(spec, load, raw=raw, options=options, device=device, threads=threads)
     floats = DTYPES["float32" if dtype == AUTO else dtype]
     return name, ReferenceBackend.from_weights(spec, load, dtype=floats, device=device, threads=threads)
+
+
+def _useful(threads: int | None) -> int | None:
+    """No more threads than processors: those of the native backend meet hundreds of times in a step."""
+    processors = usable_processors()
+    if threads is None or threads <= processors:
+        return threads
+    logger.warning(
+        "%d threads were asked for; this process may use %d processors, one thread each", threads, processors
+    )
+    return processors

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
+from draftsmith.errors import CapacityError
+
 MIN_CAPACITY = 64
 
 
@@ -40,9 +42,12 @@ class RowShape:
         return self.num_layers * 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
     def allocate(self, capacity: int) -> torch.Tensor:
-        """Uninitialised rows [L, 2, J, capacity, K]."""
+        """Uninitialised rows [L, 2, J, capacity, K]. Raises `CapacityError` where memory is short."""
         shape = (self.num_layers, 2, self.num_kv_heads, capacity, self.head_dim)
-        return torch.empty(shape, dtype=self.dtype, device=self.device)
+        try:
+            return torch.empty(shape, dtype=self.dtype, device=self.device)
+        except (RuntimeError, TypeError) as error:  # of PyTorch, the latter about sizes beyond 64 bits
+            raise CapacityError(f"keys and values of {capacity} tokens do not fit into memory") from error
 
 
 class LayerState(ABC):

@@ -18,6 +18,8 @@ from draftsmith.models.spec_defaults import ARCHITECTURES, NOT_A_PLAIN_DECODER, 
 
 SLIDING = "sliding_attention"
 FULL = "full_attention"
+MAX_LAYERS = 4096
+"""Many times the deepest model in use; lists of layers are made before a tensor is looked for."""
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -151,6 +153,8 @@ def _build(architecture: str, keys: Keys) -> DecoderSpec:
             f"'num_attention_heads' {num_heads} is not a multiple of 'num_key_value_heads' {num_kv_heads}"
         )
     num_layers = keys.integer("num_hidden_layers")
+    if num_layers > MAX_LAYERS:
+        raise ModelFileError(f"'num_hidden_layers' is {num_layers}; at most {MAX_LAYERS} are read")
     activation_key = "hidden_activation" if keys.get("hidden_activation") is not None else "hidden_act"
     activation = keys.text(activation_key)
     if activation not in _ACTIVATIONS:

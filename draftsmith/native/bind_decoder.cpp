@@ -57,6 +57,7 @@ Linear linear_of(nb::handle pair, std::size_t num_parts, const std::vector<int>&
     if (linear.parts.size() != num_parts) throw std::invalid_argument("a linear layer has the wrong number of parts");
     std::size_t total = 0;
     for (std::size_t i = 0; i < num_parts; ++i) {
+        if (linear.parts[i] == nullptr) throw std::invalid_argument("a linear layer lacks a part");
         const Packed& part = *linear.parts[i];
         if (part.outputs() != outputs[i] || part.inputs() != inputs) {
             throw std::invalid_argument("a linear layer has the wrong shape");

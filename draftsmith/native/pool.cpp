@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <stdexcept>
@@ -21,7 +22,10 @@ inline void relax() {
 #endif
 }
 
-constexpr int SPINS_BEFORE_YIELD = 4000;           // tens of microseconds: longer than a phase's uneven end
+// Spins before a waiting thread lets others have its processor: at most tens of microseconds, longer than a phase's
+// uneven end; fewer where that is in vain, because somebody else has the processor of the thread waited for.
+constexpr int MOST_SPINS = 4000;
+constexpr int LEAST_SPINS = 60;
 constexpr auto AWAKE = std::chrono::microseconds(200);  // between two steps; then a thread sleeps
 
 void pin_to(int place) {
@@ -49,7 +53,7 @@ void count_fork() { num_forks.fetch_add(1); }
 }  // namespace
 
 Pool::Pool(int threads, bool pin)
-    : num_threads_(threads), pin_(pin), claimed_(static_cast<std::size_t>(threads)) {
+    : num_threads_(threads), pin_(pin), patience_(MOST_SPINS), claimed_(static_cast<std::size_t>(threads)) {
     static const int registered = pthread_atfork(nullptr, nullptr, count_fork);
     (void)registered;
     start();
@@ -114,10 +118,21 @@ void Pool::run(const std::function<void(int)>& work) {
         team_->wake.notify_all();
     }
     work(0);
-    for (int spins = 0; running_.load(std::memory_order_acquire) != 0; ++spins) {
-        if (spins < SPINS_BEFORE_YIELD) relax();
-        else sched_yield();
+    wait([&] { return running_.load(std::memory_order_acquire) == 0; });
+}
+
+template <class Done>
+void Pool::wait(Done is_done) {
+    const int patience = patience_.load(std::memory_order_relaxed);
+    for (int spins = 0; spins < patience; ++spins) {
+        if (is_done()) {
+            if (patience < MOST_SPINS) patience_.store(std::min(2 * patience, MOST_SPINS), std::memory_order_relaxed);
+            return;
+        }
+        relax();
     }
+    patience_.store(std::max(patience / 2, LEAST_SPINS), std::memory_order_relaxed);
+    while (!is_done()) sched_yield();
 }
 
 void Pool::barrier() {
@@ -132,10 +147,7 @@ void Pool::barrier() {
         phase_.store(phase + 1, std::memory_order_release);
         return;
     }
-    for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; ++spins) {
-        if (spins < SPINS_BEFORE_YIELD) relax();
-        else sched_yield();
-    }
+    wait([&] { return phase_.load(std::memory_order_acquire) != phase; });
 }
 
 void Pool::serve(int thread) {

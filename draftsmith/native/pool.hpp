@@ -64,6 +64,9 @@ class Pool {
     void start();
     void renew();
     void stop();
+    // Returns once is_done() is true.
+    template <class Done>
+    void wait(Done is_done);
     void forget_claims();
     int stretch(int thread, int total) const {
         return static_cast<int>(static_cast<std::int64_t>(thread) * total / num_threads_);
@@ -78,6 +81,7 @@ class Pool {
     alignas(64) std::atomic<int> running_{0};
     alignas(64) std::atomic<int> waiting_{0};
     alignas(64) std::atomic<std::uint32_t> phase_{0};
+    alignas(64) std::atomic<int> patience_;  // spins of a waiting thread before it yields
     std::vector<Claimed> claimed_;
     std::atomic<bool> is_closing_{false};
     std::atomic<int> num_asleep_{0};

@@ -64,6 +64,24 @@ def test_a_weight_beyond_half_precision_is_refused() -> None:
         make(lambda tensors: tensors[name].fill_(1e8), bits=4)
 
 
+def test_weights_too_small_for_their_scales_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Their group scales are below what half precision holds: all of them became 0, and nobody heard of it."""
+    names = ("model.layers.0.mlp.down_proj.weight", "model.layers.1.self_attn.q_proj.weight")
+
+    def shrink(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[names[0]].mul_(1e-8)
+        tensors[names[1]].mul_(1e-5)
+        tensors["model.layers.0.self_attn.o_proj.weight"].zero_()  # exact, and no news
+
+    for bits in (8, 4):
+        caplog.clear()
+        make(shrink, bits=bits)
+        assert f"weights of {names[0]}, {names[1]} are too small" in caplog.text
+    caplog.clear()
+    make()
+    assert not caplog.text
+
+
 @pytest.mark.parametrize(
     ("type_name", "place"),
     [(name, 208 if name == "Q6_K" else 0) for name in (*PLAIN_TYPES, *SUPER_TYPES)]

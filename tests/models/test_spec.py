@@ -282,3 +282,9 @@ def test_any_json_gives_a_spec_or_one_clear_line(
     else:
         assert spec.num_heads % spec.num_kv_heads == 0
         assert len(spec.layer_windows) == spec.num_layers
+
+
+def test_an_absurd_number_of_layers_costs_nothing() -> None:
+    """A list of all layers was made before any tensor was looked for: 8 GB for a thousand million."""
+    with pytest.raises(ModelFileError, match="'num_hidden_layers' is 1000000000; at most 4096"):
+        DecoderSpec.from_config({**LLAMA, "num_hidden_layers": 1_000_000_000})

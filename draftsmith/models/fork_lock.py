@@ -1,0 +1,45 @@
+"""A lock that a forked child finds free, whoever held it in the parent.
+
+Held by the native backend around a step: its decoder serves one caller at a time, and several threads may
+call. Invariant: in the child of a fork no lock waits for a thread that exists in the parent alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from types import TracebackType
+from typing import final
+
+
+@final
+class ForkLock:
+    """Mutual exclusion as a context manager."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        _LOCKS.add(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._lock.release()
+
+    def renew(self) -> None:
+        """Forget who holds it."""
+        self._lock = threading.Lock()
+
+
+_LOCKS: weakref.WeakSet[ForkLock] = weakref.WeakSet()
+
+
+def _renew_all() -> None:
+    for lock in _LOCKS:
+        lock.renew()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_renew_all)
