@@ -39,6 +39,9 @@ class Packed:
 
 def pack_ggml(type_name: str, rows: np.ndarray, inputs: int) -> Packed | None: ...
 def pack_floats(rows: np.ndarray, bits: int) -> Packed: ...
+
+KEY_BLOCK: int
+
 def instruction_sets() -> list[str]: ...
 
 class Decoder:

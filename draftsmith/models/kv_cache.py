@@ -41,16 +41,25 @@ class KVCache:
     """
 
     def __init__(
-        self, spec: DecoderSpec, *, dtype: torch.dtype, device: torch.device, max_step_rows: int = 512
+        self,
+        spec: DecoderSpec,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_step_rows: int = 512,
+        key_block: int = 1,
     ) -> None:
-        """`max_step_rows`: most rows one step appends to a sequence, for `sequence_bytes` alone."""
+        """`max_step_rows`: most rows one step appends to a sequence, for `sequence_bytes` alone.
+
+        `key_block`: how the backend wants keys stored (see `RowShape`).
+        """
         self.windows: list[int | None] = sorted(set(spec.layer_windows), key=lambda window: window or 0)
         self.layer_kinds = [self.windows.index(window) for window in spec.layer_windows]
         self.layer_places = [
             self.layer_kinds[:layer].count(self.layer_kinds[layer]) for layer in range(spec.num_layers)
         ]
         self._shapes = [
-            RowShape(self.layer_kinds.count(kind), spec.num_kv_heads, spec.head_dim, dtype, device)
+            RowShape(self.layer_kinds.count(kind), spec.num_kv_heads, spec.head_dim, dtype, device, key_block)
             for kind in range(len(self.windows))
         ]
         self._max_step_rows = max_step_rows
@@ -169,7 +178,7 @@ class KVCache:
         for shape, window in zip(self._shapes, self.windows, strict=True):
             capacity = doubled(num_tokens)
             if window is not None:
-                capacity = window_capacity(window, num_tokens, self._max_step_rows)
+                capacity = window_capacity(window, num_tokens, self._max_step_rows, shape.key_block)
             total += capacity * shape.row_bytes
         return total
 

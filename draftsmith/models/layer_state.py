@@ -2,10 +2,10 @@
 
 Called by `kv_cache` for every change and read by the attention of a backend. A kind of layer state
 answers five questions (make room, keep a path, cut, copy, can it be cut here); full and windowed
-attention are here, recurrent state would be a third. Invariant: new rows are written behind all
-committed ones, so a rejected row never overwrites a live one.
+attention are here, recurrent state would be a third. Invariants: new rows are written behind all
+committed ones, so a rejected row never overwrites a live one; storage begins and ends at whole blocks of keys.
 
-Shape letters: L layers of the kind, J kv heads, C capacity in rows, K head size.
+Shape letters: L layers of the kind, J kv heads, C capacity in rows, K head size, B rows of a block of keys.
 """
 
 from __future__ import annotations
@@ -28,13 +28,17 @@ def doubled(num_rows: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RowShape:
-    """Geometry of one kind's rows: [L, 2 (key, value), J, capacity, K] of `dtype` on `device`."""
+    """Geometry of one kind's rows: [L, 2 (key, value), J, capacity, K] of `dtype` on `device`.
+
+    With `key_block` B > 1 the keys of B neighbouring slots are stored as [K, B], in the memory of their [B, K].
+    """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+    key_block: int = 1
 
     @property
     def row_bytes(self) -> int:
@@ -43,11 +47,20 @@ class RowShape:
 
     def allocate(self, capacity: int) -> torch.Tensor:
         """Uninitialised rows [L, 2, J, capacity, K]. Raises `CapacityError` where memory is short."""
+        assert capacity % self.key_block == 0, (capacity, self.key_block)
         shape = (self.num_layers, 2, self.num_kv_heads, capacity, self.head_dim)
         try:
             return torch.empty(shape, dtype=self.dtype, device=self.device)
         except (RuntimeError, TypeError) as error:  # of PyTorch, the latter about sizes beyond 64 bits
             raise CapacityError(f"keys and values of {capacity} tokens do not fit into memory") from error
+
+    def floor(self, position: int) -> int:
+        """Where the block of keys that holds a position begins."""
+        return position // self.key_block * self.key_block
+
+    def ceil(self, position: int) -> int:
+        """Where the last block of keys before a position ends."""
+        return -(-position // self.key_block) * self.key_block
 
 
 class LayerState(ABC):
@@ -77,19 +90,27 @@ class LayerState(ABC):
         return self.capacity * self.shape.row_bytes
 
     def slots(self, start: int, end: int) -> torch.Tensor:
-        """View [L, 2, J, end - start, K] of the rows at storage positions start..end."""
+        """View [L, 2, J, end - start, K] of the rows at storage positions start..end, or of their whole blocks."""
+        start, end = self.shape.floor(start), self.shape.ceil(end)
         assert self.first <= start <= end <= self.end, (self.first, start, end, self.end)
         return self.rows_LJCK.narrow(3, start - self.first, end - start)
 
     def keep(self, committed: int, path: Sequence[int], in_place: int) -> None:
         """Move rows `committed + path[i]` to `committed + i`; the first `in_place` already lie there."""
-        moved = path[in_place:]
-        if not moved:
+        start = committed - self.first
+        source = torch.tensor(path[in_place:], dtype=torch.int64, device=self.shape.device) + start
+        target = torch.arange(start + in_place, start + len(path), device=self.shape.device)
+        if len(source) == 0:
             return
-        new = self.slots(committed, committed + path[-1] + 1)
-        source = torch.tensor(moved, dtype=torch.int64, device=self.shape.device)
-        # index_select copies, so source and destination may overlap.
-        new.narrow(3, in_place, len(moved)).copy_(new.index_select(3, source))
+        # What is indexed is copied first, so source and target may overlap.
+        if self.shape.key_block == 1:
+            self.rows_LJCK.index_copy_(3, target, self.rows_LJCK.index_select(3, source))
+            return
+        keys, values = self.rows_LJCK.unbind(1)
+        values.index_copy_(2, target, values.index_select(2, source))
+        block = self.shape.key_block
+        keys_LJCKB = keys.unflatten(2, (-1, block)).view(*keys.shape[:2], -1, keys.shape[3], block)
+        keys_LJCKB[:, :, target // block, :, target % block] = keys_LJCKB[:, :, source // block, :, source % block]
 
     def _move_in(self, source: torch.Tensor, first: int, capacity: int) -> None:
         """Replace the storage by a new one that starts with the rows `source`."""
@@ -156,13 +177,16 @@ class WindowState(LayerState):
         copy = WindowState(self.shape, self.window)
         if length > 0:
             stored = self.slots(self.first, length)
-            num_rows = length - self.first
-            copy._move_in(stored, self.first, max(num_rows, window_capacity(self.window, num_rows, 0)))
+            num_rows = stored.shape[3]
+            copy._move_in(stored, self.first, max(num_rows, self._most(num_rows, 0)))
         return copy
 
     def capacity_for(self, committed: int, num_rows: int) -> int:
         fits = committed + num_rows <= self.end or committed - self.oldest_seen(committed) + num_rows <= self.capacity
-        return self.capacity if fits else window_capacity(self.window, committed + num_rows, num_rows)
+        return self.capacity if fits else self._most(committed + num_rows, num_rows)
+
+    def _most(self, num_tokens: int, num_rows: int) -> int:
+        return window_capacity(self.window, num_tokens, num_rows, self.shape.key_block)
 
     def reserve(self, committed: int, num_rows: int) -> None:
         if committed + num_rows <= self.end:
@@ -172,7 +196,7 @@ class WindowState(LayerState):
         capacity = self.capacity_for(committed, num_rows)
         if capacity == self.capacity:
             # The clone matters: the rows may overlap their new place.
-            self.rows_LJCK.narrow(3, 0, committed - first).copy_(live.clone())
+            self.rows_LJCK.narrow(3, 0, live.shape[3]).copy_(live.clone())
             self.first = first
         else:
             self._move_in(live, first, capacity)
@@ -184,10 +208,14 @@ class WindowState(LayerState):
         self.first = min(self.first, length)
 
     def oldest_seen(self, position: int) -> int:
-        """The oldest position that a row at `position` or later sees."""
-        return max(0, position - self.window + 1)
+        """The oldest position that a row at `position` or later sees, or the start of its block."""
+        return self.shape.floor(max(0, position - self.window + 1))
 
 
-def window_capacity(window: int, num_tokens: int, num_rows: int) -> int:
-    """Capacity of a windowed slot for a sequence of `num_tokens` that steps by at most `num_rows` rows."""
-    return min(doubled(num_tokens), window + max(num_rows, window // 2))
+def window_capacity(window: int, num_tokens: int, num_rows: int, key_block: int) -> int:
+    """Capacity of a windowed slot for a sequence of `num_tokens` that steps by at most `num_rows` rows.
+
+    The oldest row it needs may lie anywhere in its block of keys.
+    """
+    most = window + key_block - 1 + max(num_rows, window // 2)
+    return min(doubled(num_tokens), -(-most // key_block) * key_block)

@@ -85,7 +85,9 @@ class NativeBackend(Backend):
         from draftsmith import _native
 
         self.spec = spec
-        self.cache = KVCache(spec, dtype=CACHE_DTYPES[options.cache], device=torch.device("cpu"))
+        self.cache = KVCache(
+            spec, dtype=CACHE_DTYPES[options.cache], device=torch.device("cpu"), key_block=_native.KEY_BLOCK
+        )
         layers = [
             {
                 **weights.layer(layer),

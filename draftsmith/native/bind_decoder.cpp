@@ -173,6 +173,7 @@ void score(Decoder& self, const Array<std::int32_t>& tokens, const Array<std::in
             const Slots& place = slots[i * num_kinds + kind];
             check(place.data != nullptr && behind - place.first >= 0 &&
                       behind - place.first + rows <= place.capacity, "rows beyond what was reserved");
+            check(place.first % KEY_BLOCK == 0 && place.capacity % KEY_BLOCK == 0, "slots without whole blocks of keys");
         }
         groups.push_back({static_cast<int>(rows), static_cast<int>(behind), parents.data() + first_row, &slots[i * num_kinds]});
         first_row += static_cast<std::size_t>(rows);
@@ -219,6 +220,7 @@ void bind_decoder(nb::module_& module) {
     module.def("pack_ggml", pack_bytes, nb::arg("type_name"), nb::arg("rows"), nb::arg("inputs"),
                "Pack rows of ggml blocks; None for a type without an exact place.");
     module.def("pack_floats", pack_values, nb::arg("rows"), nb::arg("bits"), "Quantise float rows to 8 or 4 bits.");
+    module.attr("KEY_BLOCK") = KEY_BLOCK;
     module.def("instruction_sets", instruction_sets, "Names of the kernels that run here, best first.");
     nb::class_<Decoder>(module, "Decoder", "A decoder over packed weights.")
         .def("__init__", build, nb::arg("shape"), nb::arg("layers"), nb::arg("embedding"), nb::arg("head"),

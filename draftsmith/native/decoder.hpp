@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <span>
 #include <vector>
 
@@ -15,7 +16,32 @@
 
 namespace draftsmith {
 
-using Floats = std::vector<float>;
+// Begins at a cache line, as the rows that kernels read and write do.
+template <class T>
+struct LineAllocator {
+    using value_type = T;
+    static constexpr std::align_val_t LINE{64};
+    LineAllocator() = default;
+    template <class Other>
+    explicit LineAllocator(const LineAllocator<Other>&) {}
+    T* allocate(std::size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), LINE)); }
+    void deallocate(T* items, std::size_t) { ::operator delete(items, LINE); }
+    bool operator==(const LineAllocator&) const = default;
+};
+
+template <class T>
+using Lines = std::vector<T, LineAllocator<T>>;
+using Floats = Lines<float>;
+
+inline std::size_t at(int row, int stride) { return static_cast<std::size_t>(row) * static_cast<std::size_t>(stride); }
+inline int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
+
+// A block of rows is multiplied at once.
+inline int num_blocks(int rows, int most) { return (rows + most - 1) / most; }
+// Blocks of nearly equal size.
+inline int block_start(int block, int blocks, int rows) {
+    return static_cast<int>(static_cast<std::int64_t>(block) * rows / blocks);
+}
 
 // Packed weights that share an input, their outputs side by side; the bias is empty or as long as all outputs.
 struct Linear {
@@ -39,11 +65,12 @@ struct Shape {
     bool is_gelu;
 };
 
-// The rows of one kind of layer of one sequence: [layers, 2, kv heads, capacity, head_dim] of the cache's type.
+// The rows of one kind of layer of one sequence: [layers, 2, kv heads, capacity, head_dim] of the cache's type, where
+// the keys of 16 neighbouring slots are stored as [head_dim, 16].
 struct Slots {
     std::uint8_t* data;
-    int first;     // storage position of slot 0
-    int capacity;
+    int first;     // storage position of slot 0, a multiple of 16
+    int capacity;  // a multiple of 16
 };
 
 // New rows of one sequence. `parents[i] < i`, -1 for its last committed row.
@@ -91,8 +118,9 @@ class Decoder {
     };
     // Quantised rows of one input, block by block.
     struct Quantised {
-        std::vector<std::int8_t> codes;
-        Floats scales, sums, code_sums, half_sums;
+        Lines<std::int8_t> codes;
+        Floats scales, sums;
+        Lines<std::int32_t> starts4, starts8, half_starts;
         Activations block(int start, int rows, int groups);
         void resize(int rows, int groups);
     };
@@ -105,7 +133,7 @@ class Decoder {
     struct Worker {
         int thread = 0;
         Quantised quantised;
-        Floats normed, scratch, part;  // part: [rows, GROUP] or [queries, head_dim]
+        Floats normed, scratch, part;  // part: twice [rows, GROUP], or [queries, head_dim]
     };
 
     void settle();
@@ -119,8 +147,8 @@ class Decoder {
     void head(const Step& step, Worker& worker);
     Quantised& prepare(const float* x, const std::int32_t* index, int padded, int num_rows, const Floats* norm_weight,
                        Worker& worker);
-    template <class Take>
-    void multiply(const Packed& weights, int tile, Quantised& input, int num_rows, Take take);
+    void multiply(const Packed& weights, int first_tile, int num_tiles, Quantised& input, int num_rows, float* out,
+                  int stride);
     void project(const Linear& linear, const Floats& out_norm, Quantised& input, Worker& worker);
     void finish_head(const Layer& layer, const Step& step, int head, float* rows);
     Quantised& attend(const Layer& layer, const Step& step, Worker& worker);

@@ -9,6 +9,7 @@
 namespace draftsmith {
 
 constexpr int MOST_QUERIES = 24;  // of one call of attend
+constexpr int KEY_BLOCK = 16;     // neighbouring slots whose keys are stored together, [head_dim, 16]
 
 enum class CacheType : std::uint8_t { FLOAT, HALF, BFLOAT };
 
@@ -19,8 +20,9 @@ struct Activations {
     std::int8_t* codes;
     float* scales;     // per group
     float* sums;       // scale times the sum of the codes, per group
-    float* code_sums;  // sum of the codes, per group
-    float* half_sums;  // the same per 16 inputs
+    // What an integer sum with codes of 4 or 8 bits begins with: less their zero point times the sum of the row's codes.
+    std::int32_t *starts4, *starts8;  // per group
+    std::int32_t* half_starts;        // the latter per 16 inputs
 };
 
 // One query: head `head` of row `row`, against the keys and values of its sequence in one kv head.
@@ -34,9 +36,9 @@ struct Query {
 };
 
 struct Attention {
-    const void* keys;      // storage position p at keys + (p - storage_first) * head_dim elements
-    const void* values;
-    int storage_first;
+    const void* keys;      // block by block
+    const void* values;    // storage position p at values + (p - storage_first) * head_dim elements
+    int storage_first;     // a multiple of KEY_BLOCK
     int head_dim;
     float cap;             // 0: none
     float* scratch;        // see attention_scratch
@@ -45,8 +47,9 @@ struct Attention {
 struct Kernels {
     const char* name;
     int max_block_rows;
-    // Multiplies a tile: out [rows][16].
-    void (*multiply)(const Packed& weights, int tile, const Activations& activations, float* out);
+    // Multiplies neighbouring tiles: out [rows][16 * num_tiles], `stride` from row to row.
+    void (*multiply)(const Packed& weights, int first_tile, int num_tiles, const Activations& activations, float* out,
+                     std::size_t stride);
     // Quantises groups first..end-1 of row `row` of a block from x [width].
     void (*quantise)(const float* x, int first_group, int end_group, int row, Activations& activations);
     // out = x / sqrt(mean(x^2) + eps) * weight, over `width` values; `padded` (a multiple of 16) are written.
@@ -58,7 +61,8 @@ struct Kernels {
     // Rotates the halves of x [head_dim] by the angles whose cosines and sines are given [head_dim / 2].
     void (*rotate)(float* x, const float* cosines, const float* sines, int head_dim, float scale);
     void (*soft_cap)(float* x, float cap);  // 16 values
-    void (*store)(CacheType type, void* to, std::int64_t index, const float* x, int head_dim);
+    // Puts x [head_dim] into slot `slot` of keys or values.
+    void (*store)(CacheType type, bool is_key, void* to, std::int64_t slot, const float* x, int head_dim);
     void (*attend)(CacheType type, const Attention& shared, const Query* queries, int num_queries);
 };
 

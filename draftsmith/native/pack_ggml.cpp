@@ -32,6 +32,11 @@ void add_fifth_bits(const Byte* bits, Byte* codes) {
     for (int i = 0; i < 32; ++i) codes[i] = static_cast<Byte>(codes[i] | (((word32 >> i) & 1u) << 4));
 }
 
+// From codes whose zero is `zero` to codes whose zero is that of all 8-bit codes.
+void move_zero(int zero, std::size_t count, Byte* codes) {
+    for (std::size_t i = 0; i < count; ++i) codes[i] = static_cast<Byte>(codes[i] + zero_of(8) - zero);
+}
+
 void iq4_codes(const Byte* packed, Byte* codes) {
     split_nibbles(packed, codes);
     for (int i = 0; i < 32; ++i) codes[i] = static_cast<Byte>(IQ4_VALUES[codes[i]] + 128);
@@ -50,6 +55,7 @@ void take_q5_0(const Byte* block, std::size_t at, OutputRow& row) {
     row.scales[at] = word(block);
     split_nibbles(block + 6, &row.codes[at * 32]);
     add_fifth_bits(block + 2, &row.codes[at * 32]);
+    move_zero(16, 32, &row.codes[at * 32]);
 }
 void take_q5_1(const Byte* block, std::size_t at, OutputRow& row) {
     row.scales[at] = word(block);
@@ -123,6 +129,7 @@ void take_q6_k(const Byte* block, std::size_t at, OutputRow& row) {
             codes[i + 96] = static_cast<Byte>((low[i + 32] >> 4) | (((high[i] >> 6) & 3) << 4));
         }
     }
+    move_zero(32, 256, &row.codes[at * 256]);
 }
 void take_iq4_xs(const Byte* block, std::size_t at, OutputRow& row) {
     row.scales[at] = word(block);
@@ -144,16 +151,16 @@ struct GgmlType {
 };
 
 constexpr GgmlType TYPES[] = {
-    {"Q4_0", 32, 18, {4, Scaling::PLAIN, false, 8}, take_q4_0},
-    {"Q4_1", 32, 20, {4, Scaling::PLAIN, true, 0}, take_q4_1},
-    {"Q5_0", 32, 22, {8, Scaling::PLAIN, false, 16}, take_q5_0},
-    {"Q5_1", 32, 24, {8, Scaling::PLAIN, true, 0}, take_q5_1},
-    {"Q8_0", 32, 34, {8, Scaling::PLAIN, false, 128}, take_q8_0},
-    {"IQ4_NL", 32, 18, {8, Scaling::PLAIN, false, 128}, take_iq4_nl},
-    {"Q4_K", 256, 144, {4, Scaling::SUPER, true, 0}, take_q4_k},
-    {"Q5_K", 256, 176, {8, Scaling::SUPER, true, 0}, take_q5_k},
-    {"Q6_K", 256, 210, {8, Scaling::FINE, false, 32}, take_q6_k},
-    {"IQ4_XS", 256, 136, {8, Scaling::SUPER, false, 128}, take_iq4_xs},
+    {"Q4_0", 32, 18, {4, Scaling::PLAIN, false}, take_q4_0},
+    {"Q4_1", 32, 20, {4, Scaling::PLAIN, true}, take_q4_1},
+    {"Q5_0", 32, 22, {8, Scaling::PLAIN, false}, take_q5_0},
+    {"Q5_1", 32, 24, {8, Scaling::PLAIN, true}, take_q5_1},
+    {"Q8_0", 32, 34, {8, Scaling::PLAIN, false}, take_q8_0},
+    {"IQ4_NL", 32, 18, {8, Scaling::PLAIN, false}, take_iq4_nl},
+    {"Q4_K", 256, 144, {4, Scaling::SUPER, true}, take_q4_k},
+    {"Q5_K", 256, 176, {8, Scaling::SUPER, true}, take_q5_k},
+    {"Q6_K", 256, 210, {8, Scaling::FINE, false}, take_q6_k},
+    {"IQ4_XS", 256, 136, {8, Scaling::SUPER, false}, take_iq4_xs},
 };
 
 bool is_finite(std::uint16_t half) { return (half & 0x7c00u) != 0x7c00u; }

@@ -166,14 +166,14 @@ void Packed::dequantise(int output, float* values) const {
             scale *= format_.has_min ? static_cast<float>(sub) : static_cast<float>(static_cast<std::int8_t>(sub));
             if (format_.has_min) min *= static_cast<float>(row.sub_mins[sub_index]);
         }
-        const int code = row.codes[static_cast<std::size_t>(input)] - (format_.has_min ? 0 : format_.zero);
+        const int code = row.codes[static_cast<std::size_t>(input)] - (format_.has_min ? 0 : zero_of(format_.bits));
         values[input] = scale * static_cast<float>(code) + min;
     }
 }
 
 std::shared_ptr<Packed> pack_floats(const float* rows, int outputs, int inputs, int bits) {
     if (bits != 4 && bits != 8) throw std::invalid_argument("weights are packed to 4 or 8 bits");
-    const Format format = bits == 8 ? Format{8, Scaling::PLAIN, false, 128} : Format{4, Scaling::PLAIN, true, 0};
+    const Format format = bits == 8 ? Format{8, Scaling::PLAIN, false} : Format{4, Scaling::PLAIN, true};
     auto packed = std::make_shared<Packed>(outputs, inputs, format);
     OutputRow row = packed->empty_row();
     for (int output = 0; output < outputs; ++output) {

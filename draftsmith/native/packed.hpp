@@ -26,9 +26,10 @@ enum class Scaling : std::uint8_t { PLAIN, SUPER, FINE };
 struct Format {
     int bits;          // 4 or 8 per stored code
     Scaling scaling;
-    bool has_min;      // a minimum per group is added; otherwise `zero` is subtracted from every code
-    int zero;
+    bool has_min;      // a minimum per group is added; otherwise zero_of(bits) is subtracted from every code
 };
+
+constexpr int zero_of(int bits) { return bits == 4 ? 8 : 128; }
 
 // The codes and scales of one output before it is laid out; sizes follow from the format.
 struct OutputRow {

@@ -77,7 +77,15 @@ inline void i_store_i8(std::int8_t* p, I16 x) {
     const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
-inline I16 i_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline I16 i_set(std::int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+// A small integer added to this one has, read as a float, the value 1.5 * 2^23 plus that integer.
+constexpr std::int32_t INTEGER_ZERO = 0x4b400000;
+inline F16 f_integer_offset(F16 scale) { return f_mul(scale, f_set(-12582912.0f)); }
+// (x - INTEGER_ZERO) * scale, rounded once; x within 2^22 of INTEGER_ZERO. The offset is exact for a scale of up to 22
+// bits, so that the sum of both products is the product.
+inline F16 f_scale_integer(I16 x, F16 scale, F16 offset) {
+    return f_fma({_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}, scale, offset);
+}
 // The sum of 16 bytes.
 inline int sum_bytes(const std::int8_t* p) {
     const __m256i words = _mm256_cvtepi8_epi16(load_128(p));
@@ -113,26 +121,6 @@ inline float f_largest(F16 x) {
     const __m128 pair = _mm_max_ps(quarter, _mm_movehl_ps(quarter, quarter));
     return _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)));
 }
-// The sums of four vectors' lanes: halves, then quarters, then neighbours.
-template <class Make>
-inline __m128 sum_four(Make make, int first) {
-    __m128 quarters[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-        const F16 x = make(first + i);
-        const __m256 half = _mm256_add_ps(x.a, x.b);
-        quarters[i] = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-    }
-    const __m128 p = _mm_add_ps(_mm_movelh_ps(quarters[0], quarters[1]), _mm_movehl_ps(quarters[1], quarters[0]));
-    const __m128 q = _mm_add_ps(_mm_movelh_ps(quarters[2], quarters[3]), _mm_movehl_ps(quarters[3], quarters[2]));
-    return _mm_add_ps(_mm_shuffle_ps(p, q, 0x88), _mm_shuffle_ps(p, q, 0xdd));
-}
-// Lane j of the result: the sum of the lanes of make(j).
-template <class Make>
-inline F16 f_sum_each(Make make) {
-    return {_mm256_set_m128(sum_four(make, 4), sum_four(make, 0)), _mm256_set_m128(sum_four(make, 12), sum_four(make, 8))};
-}
-
 inline __m256i load_256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 // 64 codes: of 16 outputs, 4 neighbouring inputs each.
 inline Codes c_load(const std::uint8_t* p) { return {load_256(p), load_256(p + 32)}; }

@@ -59,7 +59,13 @@ inline F16 f_pow2(I16 n) {
 inline void i_store_i8(std::int8_t* p, I16 x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(x));
 }
-inline I16 i_zero() { return _mm512_setzero_si512(); }
+inline I16 i_set(std::int32_t x) { return _mm512_set1_epi32(x); }
+// A small integer added to this one has, read as a float, the value 1.5 * 2^23 plus that integer.
+constexpr std::int32_t INTEGER_ZERO = 0x4b400000;
+inline F16 f_integer_offset(F16 scale) { return f_mul(scale, f_set(-12582912.0f)); }
+// (x - INTEGER_ZERO) * scale, rounded once; x within 2^22 of INTEGER_ZERO. The offset is exact for a scale of up to 22
+// bits, so that the sum of both products is the product.
+inline F16 f_scale_integer(I16 x, F16 scale, F16 offset) { return f_fma(_mm512_castsi512_ps(x), scale, offset); }
 // The sum of 16 bytes.
 inline int sum_bytes(const std::int8_t* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
@@ -85,22 +91,6 @@ inline float f_sum(F16 x) {
     return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
 }
 inline float f_largest(F16 x) { return _mm512_reduce_max_ps(x); }
-
-// Lane j of the result: the sum of the lanes of make(j). Folds quarters first, then neighbours.
-template <class Make>
-inline F16 f_sum_each(Make make) {
-    F16 stage[4];
-#pragma GCC unroll 4
-    for (int lane = 0; lane < 4; ++lane) {
-        const F16 a = make(lane), b = make(4 + lane), c = make(8 + lane), d = make(12 + lane);
-        const F16 ab = f_add(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
-        const F16 cd = f_add(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
-        stage[lane] = f_add(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
-    }
-    const F16 p = f_add(_mm512_shuffle_ps(stage[0], stage[1], 0x44), _mm512_shuffle_ps(stage[0], stage[1], 0xee));
-    const F16 q = f_add(_mm512_shuffle_ps(stage[2], stage[3], 0x44), _mm512_shuffle_ps(stage[2], stage[3], 0xee));
-    return f_add(_mm512_shuffle_ps(p, q, 0x88), _mm512_shuffle_ps(p, q, 0xdd));
-}
 
 // 64 codes: of 16 outputs, 4 neighbouring inputs each.
 inline Codes c_load(const std::uint8_t* p) { return _mm512_loadu_si512(p); }

@@ -71,7 +71,13 @@ inline F16 f_pow2(I16 n) {
 inline void i_store_i8(std::int8_t* p, I16 x) {
     for (int i = 0; i < 16; ++i) p[i] = static_cast<std::int8_t>(x.v[i]);
 }
-inline I16 i_zero() { return lanes<I16>([](int) { return 0; }); }
+inline I16 i_set(std::int32_t x) { return lanes<I16>([&](int) { return x; }); }
+// Where a fused multiply-add is one instruction, integers are scaled with it (see the other vectors); here not.
+constexpr std::int32_t INTEGER_ZERO = 0;
+inline F16 f_integer_offset(F16 scale) { return scale; }
+inline F16 f_scale_integer(I16 x, F16 scale, F16 /*offset*/) {
+    return lanes<F16>([&](int i) { return static_cast<float>(x.v[i]) * scale.v[i]; });
+}
 // The sum of 16 bytes.
 inline int sum_bytes(const std::int8_t* p) {
     int sum = 0;
@@ -99,12 +105,6 @@ inline float f_largest(F16 x) {
     for (int i = 1; i < 16; ++i) largest = largest > x.v[i] ? largest : x.v[i];
     return largest;
 }
-// Lane j of the result: the sum of the lanes of make(j).
-template <class Make>
-inline F16 f_sum_each(Make make) {
-    return lanes<F16>([&](int i) { return f_sum(make(i)); });
-}
-
 // 64 codes: of 16 outputs, 4 neighbouring inputs each.
 inline Codes c_load(const std::uint8_t* p) {
     Codes codes;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from draftsmith.models.kv_cache import KVCache
-from draftsmith.models.layer_state import doubled
+from draftsmith.models.layer_state import LayerState, doubled
 from draftsmith.models.spec import DecoderSpec
 from tests.models.fakes import tiny_spec
 
@@ -22,8 +23,18 @@ FULL = tiny_spec(num_layers=2)
 WINDOWED = tiny_spec(num_layers=2, layer_windows=(WINDOW, WINDOW))
 
 
-def make(spec: DecoderSpec) -> KVCache:
-    return KVCache(spec, dtype=torch.float64, device=torch.device("cpu"), max_step_rows=16)
+def make(spec: DecoderSpec, key_block: int = 1) -> KVCache:
+    device = torch.device("cpu")
+    return KVCache(spec, dtype=torch.float64, device=device, max_step_rows=16, key_block=key_block)
+
+
+def place_of(state: LayerState, positions: range) -> tuple[torch.Tensor, tuple[Any, ...]]:
+    """Keys [L, J, blocks, K, block], and the index under which the rows of some positions lie in them."""
+    block = state.shape.key_block
+    rows = state.rows_LJCK
+    keys = rows[:, 0].view(rows.shape[0], rows.shape[2], -1, rows.shape[4], block)
+    slots = torch.tensor(positions, dtype=torch.int64) - state.first
+    return keys, (slice(None), slice(None), slots // block, slice(None), slots % block)
 
 
 def write(cache: KVCache, sequence_id: int, numbers: list[int], parents: list[int]) -> None:
@@ -33,9 +44,9 @@ def write(cache: KVCache, sequence_id: int, numbers: list[int], parents: list[in
     cache.append(sequence_id, numbers, parents)
     values = torch.tensor(numbers, dtype=torch.float64)[:, None]
     for state in cache.layers(sequence_id):
-        slots = state.slots(committed, committed + len(numbers))
-        slots[:, 0] = values
-        slots[:, 1] = -values
+        keys, places = place_of(state, range(committed, committed + len(numbers)))
+        keys[places] = values[:, :, None, None]
+        state.rows_LJCK[:, 1, :, committed - state.first :][:, :, : len(numbers)] = -values
 
 
 def chain(num_rows: int) -> list[int]:
@@ -51,10 +62,13 @@ def seen_rows(cache: KVCache, sequence_id: int, kind: int) -> list[int]:
     """The numbers in the committed rows that the next position sees in layers of a kind, checked to agree."""
     window, length = cache.windows[kind], cache.committed(sequence_id)
     start = 0 if window is None else max(0, length - window + 1)
-    rows = cache.layers(sequence_id)[kind].slots(start, length)
-    assert (rows[:, 0] == rows[:1, 0, :1, :, :1]).all()
-    assert (rows[:, 1] == -rows[:, 0]).all()
-    return [int(number) for number in rows[0, 0, 0, :, 0]]
+    state = cache.layers(sequence_id)[kind]
+    keys, places = place_of(state, range(start, length))
+    rows = keys[places]  # [rows, L, J, K]
+    assert (rows == rows[:, :1, :1, :1]).all()
+    values = state.rows_LJCK[:, 1, :, start - state.first : length - state.first]
+    assert (values == -rows.permute(1, 2, 0, 3)).all()
+    return [int(number) for number in rows[:, 0, 0, 0]]
 
 
 def expected_rows(cache: KVCache, kind: int, numbers: list[int]) -> list[int]:
@@ -77,11 +91,11 @@ class Naive:
 class CacheMachine(RuleBasedStateMachine):
     """Any order of calls leaves the cache equal to lists, on full and windowed layers at once."""
 
-    spec = MIXED
+    spec, key_block = MIXED, 1
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = make(self.spec)
+        self.cache = make(self.spec, self.key_block)
         self.naive = Naive()
         self.next_id = 0
 
@@ -157,8 +171,15 @@ class CacheMachine(RuleBasedStateMachine):
                 assert seen_rows(self.cache, sequence_id, kind) == expected_rows(self.cache, kind, numbers)
 
 
+class BlockedMachine(CacheMachine):
+    """The same with keys in blocks, and windows that begin anywhere in one."""
+
+    spec, key_block = tiny_spec(num_layers=3, layer_windows=(WINDOW, None, 40)), 16
+
+
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(
+TestBlockedMachine = BlockedMachine.TestCase
+TestCacheMachine.settings = TestBlockedMachine.settings = settings(
     max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
@@ -198,8 +219,9 @@ def test_a_chain_prefix_is_kept_without_copying(monkeypatch: pytest.MonkeyPatch)
     assert cache.tokens(0) == [0, 1, 2, 3, 4]
 
 
-def test_a_path_of_a_tree_is_moved_together() -> None:
-    cache = make(MIXED)
+@pytest.mark.parametrize("key_block", [1, 4, 16])
+def test_a_path_of_a_tree_is_moved_together(key_block: int) -> None:
+    cache = make(MIXED, key_block)
     cache.open(0)
     write_chain(cache, 0, [100, 101])
     write(cache, 0, [1, 2, 3, 4, 5, 6], [-1, 0, 0, 1, 2, 4])
@@ -217,9 +239,10 @@ def test_what_is_not_a_path_is_refused(path: tuple[int, ...]) -> None:
         cache.keep(0, path)
 
 
-def test_rejected_rows_never_overwrite_live_keys_of_a_window() -> None:
+@pytest.mark.parametrize(("key_block", "most"), [(1, WINDOW + 16), (16, 48)])
+def test_rejected_rows_never_overwrite_live_keys_of_a_window(key_block: int, most: int) -> None:
     """A ring of exactly the window would lose its oldest live keys to rows that are then rejected."""
-    cache = make(WINDOWED)
+    cache = make(WINDOWED, key_block)
     cache.open(0)
     kept: list[int] = []
     for step in range(400):
@@ -228,7 +251,7 @@ def test_rejected_rows_never_overwrite_live_keys_of_a_window() -> None:
         cache.keep(0, (0,))
         kept += accepted
         assert seen_rows(cache, 0, 0) == kept[-(WINDOW - 1) :]
-    assert cache.layers(0)[0].capacity <= WINDOW + 16
+    assert cache.layers(0)[0].capacity <= most
 
 
 def test_windowed_layers_hold_bounded_memory() -> None:
