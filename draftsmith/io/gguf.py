@@ -1,14 +1,17 @@
 """GGUF models: lazily read weights under Hugging Face names, quantised as stored or as floats.
 
-Opened by `io.files.open_model`. The file stays mapped for as long as the object lives; a tensor is read
-when asked for. Invariant: what `load` and `raw` return is laid out as the Hugging Face tensor of that
-name (query and key rows back in order, Gemma's norms without the 1 the converter adds).
+Opened by `io.files.open_model`. The file stays open for as long as the object lives; a tensor is read when
+asked for, never through a mapping, where a file cut short meanwhile is the end of the process. Invariant: what
+`load` and `raw` return is laid out as the Hugging Face tensor of that name (query and key rows back in order,
+Gemma's norms without the 1 the converter adds).
 """
 
 from __future__ import annotations
 
 import math
 import mmap
+import os
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -38,14 +41,15 @@ class GgufFiles(ModelFiles):
     """A model in one GGUF file."""
 
     def __init__(self, path: Path, *, name: str | None = None) -> None:
-        """Map the file and read its header.
+        """Open the file and read its header.
 
         Raises `ModelFileError` (missing, damaged) and `UnsupportedError` (known type or feature not read).
         """
         self.name = name or str(path)
         self.path = path
-        self._data = _map(path)
-        header = read_header(self._data, path)
+        self._descriptor = _open(path)
+        weakref.finalize(self, os.close, self._descriptor)
+        header = read_header(_map(self._descriptor, path), path)
         self._metadata = header.metadata
         self._tensors = header.tensors
         self.architecture = architecture_of(header.metadata)
@@ -108,6 +112,7 @@ class GgufFiles(ModelFiles):
         if self._is_permuted(name):
             # Blocks never cross rows, so rows of quantised bytes may change places.
             stored = self._in_order(stored.reshape(entry.shape[0], -1), name)
+        stored.flags.writeable = False
         num_rows = math.prod(entry.shape[:-1])
         return RawTensor(entry.type_name, stored.reshape(num_rows, -1), entry.shape)
 
@@ -118,13 +123,24 @@ class GgufFiles(ModelFiles):
         return self._tensors[stored]
 
     def _bytes(self, entry: TensorEntry) -> np.ndarray:
-        return np.frombuffer(self._data, np.uint8, entry.nbytes, entry.start)
+        """A tensor as stored, in memory of its own."""
+        stored = np.empty(entry.nbytes, np.uint8)
+        done = 0
+        while done < entry.nbytes:
+            try:
+                found = os.preadv(self._descriptor, [stored[done:].data], entry.start + done)
+            except OSError as error:
+                raise ModelFileError(f"{self.path}: cannot be read: {error.strerror or error}") from error
+            if not found:
+                raise ModelFileError(f"{self.path}: the file has become shorter since it was opened")
+            done += found
+        return stored
 
     def _floats(self, entry: TensorEntry) -> np.ndarray:
         """Dequantise to a fresh float32 array."""
         stored = self._bytes(entry)
         if entry.type_name == "F32":
-            return stored.view("<f4").reshape(entry.shape).astype(np.float32)
+            return stored.view("<f4").reshape(entry.shape).astype(np.float32, copy=False)
         if entry.type_name == "F16":
             return stored.view("<f2").reshape(entry.shape).astype(np.float32)
         if entry.type_name == "BF16":
@@ -150,11 +166,17 @@ class GgufFiles(ModelFiles):
         return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
 
 
-def _map(path: Path) -> Any:
+def _open(path: Path) -> int:
     try:
-        with path.open("rb") as file:
-            file.seek(0, 2)
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if file.tell() else b""
+        return os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _map(descriptor: int, path: Path) -> Any:
+    """The file for the time its header is read."""
+    try:
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if os.fstat(descriptor).st_size else b""
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be read: {error.strerror or error}") from error
 

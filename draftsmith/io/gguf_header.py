@@ -325,7 +325,8 @@ class _Cursor:
         if element_kind in _SCALARS:
             self.check_count(count, _SCALARS[element_kind].size, f"elements of metadata key {key!r}")
             start = self.take(count * _SCALARS[element_kind].size, what)
-            return np.frombuffer(self.data, _NUMPY[element_kind], count, start)
+            # A copy, so that nothing keeps the file mapped.
+            return np.frombuffer(self.data, _NUMPY[element_kind], count, start).copy()
         if element_kind == _STRING:
             return self._strings(count, key)
         if element_kind == _ARRAY and depth < MAX_ARRAY_DEPTH:

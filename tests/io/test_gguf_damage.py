@@ -1,10 +1,13 @@
 """Damaged GGUF files end in one clear line: never a crash, a hang, or memory the file could not fill."""
 
+import os
 import re
 import struct
+import sys
 import time
 import tracemalloc
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -188,6 +191,20 @@ class TestRefusals:
         tracemalloc.stop()
         assert peak < 4 << 20
         assert time.process_time() - start < 1.0
+
+
+def test_a_file_cut_short_while_it_is_open(folder, valid):
+    """Tensors were read through a mapping: whoever overwrote a file that was being loaded killed the process."""
+    path = folder / "cut while open.gguf"
+    path.write_bytes(valid)
+    files = GgufFiles(path)
+    assert files.tokenizer["tokens"]
+    os.truncate(path, 4096)
+    for read in (files.load, files.raw):
+        with pytest.raises(ModelFileError, match="has become shorter since it was opened"):
+            read("model.layers.1.mlp.down_proj.weight")
+    if sys.platform == "linux":
+        assert path.name not in Path("/proc/self/maps").read_text()
 
 
 class TestCuts:
