@@ -121,6 +121,8 @@ def translate_config(
     num_heads = _per_layer_integer(metadata, key("attention.head_count"))
     width = metadata.require_integer(key("embedding_length"))
     head_dim = metadata.integer(key("attention.key_length")) or width // num_heads
+    if not head_dim:
+        metadata.fail(f"metadata key {key('embedding_length')!r} is {width}, too few for {num_heads} heads")
     if metadata.integer(key("attention.value_length"), head_dim) != head_dim:
         raise UnsupportedError(f"{metadata.where}: key and value heads of different sizes are not supported")
     epsilon = metadata.number(key("attention.layer_norm_rms_epsilon"))
@@ -182,11 +184,11 @@ def _gemma(metadata: Metadata, key: Any, config: Mapping[str, Any]) -> dict[str,
     num_layers = config["num_hidden_layers"]
     is_27b = num_layers == (46 if is_gemma2 else 62)
     scalar = config["hidden_size"] // config["num_attention_heads"] if is_27b else config["head_dim"]
-    pattern = metadata.values.get(key("attention.sliding_window_pattern"), 2 if is_gemma2 else 6)
+    pattern = metadata.values.get(key("attention.sliding_window_pattern"))
     if isinstance(pattern, np.ndarray):
         sliding = [bool(value) for value in pattern]
     else:
-        period = metadata.integer(key("attention.sliding_window_pattern"), pattern) or 1
+        period = metadata.integer(key("attention.sliding_window_pattern"), 2 if is_gemma2 else 6) or 1
         sliding = [bool((layer + 1) % period) for layer in range(num_layers)]
     found: dict[str, Any] = {
         "hidden_activation": "gelu_pytorch_tanh",
@@ -210,7 +212,11 @@ def _rope(metadata: Metadata, key: Any, head_dim: int, factors: np.ndarray | Non
         found["partial_rotary_factor"] = (rotated or 0) / head_dim
     kind = metadata.text(key("rope.scaling.type"), "none")
     factor = metadata.number(key("rope.scaling.factor"), metadata.number(key("rope.scale_linear"), 1.0)) or 1.0
+    if factor <= 0:
+        metadata.fail(f"metadata key {key('rope.scaling.factor')!r} is {factor}, must be above 0")
     if factors is not None:
+        if 2 * len(factors) != head_dim:
+            metadata.fail(f"tensor {ROPE_FACTORS!r} has {len(factors)} factors for heads of {head_dim} dimensions")
         found["rope_scaling"] = _from_factors(factors, theta or default_theta, head_dim)
     elif kind == "yarn":
         found["rope_scaling"] = _yarn(metadata, key, factor)
@@ -247,7 +253,7 @@ def _from_factors(factors: np.ndarray, theta: float, head_dim: int) -> dict[str,
     wavelengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     low, high, context = 1.0, 4.0, 8192
     blend = np.clip((context / wavelengths - low) / (high - low), 0.0, 1.0)
-    if factors.shape == wavelengths.shape and np.allclose(factors, 1 / ((1 - blend) / factor + blend), rtol=1e-3):
+    if np.allclose(factors, 1 / ((1 - blend) / factor + blend), rtol=1e-3):
         return {
             "rope_type": "llama3",
             "factor": factor,

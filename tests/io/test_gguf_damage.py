@@ -162,11 +162,27 @@ class TestRefusals:
             ({"rope.freq_base": "x"}, "must be a number"),
             ({"block_count": 4_000_000_000}, "announces 4000000000 layers, there are tensors of 2"),
             ({"block_count": 1}, "announces 1 layers, there are tensors of 2"),
+            ({"embedding_length": 1, "rope.dimension_count": 2}, "embedding_length' is 1, too few for 4 heads"),
+            ({"rope.scaling.type": "yarn", "rope.scaling.factor": -1.0}, "factor' is -1.0, must be above 0"),
             ({"attention.head_count": 6}, "'model.layers.0.self_attn.q_proj.weight' has 64 rows.*6 heads"),
         ],
     )
     def test_config_keys(self, folder, changes, pattern):
         check_refused(samples.small_gguf(folder / "config.gguf", model=changes), pattern)
+
+    def test_rotary_factors_for_other_heads(self, folder):
+        """A table for heads of 4294967294 dimensions was computed before anybody looked at what the file has."""
+        tensors = samples.llama_tensors() | {"rope_freqs.weight": np.ones(8, np.float32)}
+        metadata = samples.llama_metadata(**{"attention.key_length": 4294967294})
+        path = samples.write_gguf(folder / "factors.gguf", metadata, tensors)
+        check_refused(path, "'rope_freqs.weight' has 8 factors for heads of 4294967294 dimensions")
+
+    def test_a_pattern_of_windows_that_is_no_number(self, folder):
+        tensors = samples.llama_tensors()
+        keys = samples.llama_metadata(**{"attention.sliding_window_pattern": "often"})
+        metadata = {key.replace("llama", "gemma2"): value for key, value in keys.items()}
+        path = samples.write_gguf(folder / "pattern.gguf", metadata, tensors, "gemma2")
+        check_refused(path, "sliding_window_pattern' must be a whole number, is str")
 
     def test_a_missing_tensor_is_named_by_its_hugging_face_name(self, folder):
         files = open_model(str(samples.small_gguf(folder / "m.gguf", drop=["output_norm.weight"])))
