@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from draftsmith.errors import UnsupportedError
+from draftsmith.errors import ModelFileError, UnsupportedError
 from draftsmith.io.gguf_header import Metadata, TensorEntry
 
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
@@ -79,7 +79,8 @@ def architecture_of(metadata: Metadata) -> str:
 
 
 def tensor_names(architecture: str, tensors: Mapping[str, TensorEntry], where: str) -> dict[str, str]:
-    """Hugging Face name -> GGUF name. Raises `UnsupportedError` for a tensor without a place."""
+    """Hugging Face name -> GGUF name. Raises `UnsupportedError` for a tensor without a place, `ModelFileError` for
+    two in one."""
     if architecture not in ARCHITECTURES:
         return {name: name for name in tensors}
     names: dict[str, str] = {}
@@ -89,6 +90,8 @@ def tensor_names(architecture: str, tensors: Mapping[str, TensorEntry], where: s
         translated = _hugging_face_name(architecture, name)
         if translated is None:
             raise UnsupportedError(f"{where}: tensor {name!r} has no place in architecture {architecture!r}")
+        if translated in names:
+            raise ModelFileError(f"{where}: tensors {names[translated]!r} and {name!r} both stand for {translated!r}")
         names[translated] = name
     return names
 

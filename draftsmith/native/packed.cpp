@@ -152,22 +152,37 @@ OutputRow Packed::get(int output) const {
     return row;
 }
 
+// Without memory of its own: the decoder's threads call it, where nobody could hear that there is none.
 void Packed::dequantise(int output, float* values) const {
-    const OutputRow row = get(output);
+    const auto lane = static_cast<std::size_t>(output % TILE);
+    const std::uint8_t* tile = data_ + static_cast<std::size_t>(output / TILE) * tile_bytes_;
     const bool is_plain = format_.scaling == Scaling::PLAIN;
-    const int finest = format_.scaling == Scaling::FINE ? GROUP / 2 : GROUP;
-    for (int input = 0; input < inputs_; ++input) {
-        const auto scale_index = static_cast<std::size_t>(is_plain ? input / GROUP : input / (GROUP * SUPER_GROUPS));
-        const auto sub_index = static_cast<std::size_t>(input / finest);
-        float scale = half_to_float(row.scales[scale_index]);
-        float min = format_.has_min ? half_to_float(row.mins[scale_index]) : 0.0f;
+    const int finest = format_.scaling == Scaling::FINE ? GROUP / 2 : GROUP, chunk_inputs = chunk_groups_ * GROUP;
+    for (int start = 0; start < inputs_; start += finest) {
+        const std::uint8_t* chunk = tile + static_cast<std::size_t>(start / chunk_inputs) * chunk_bytes_;
+        const int first = start % chunk_inputs;
+        const std::size_t scale_at = (static_cast<std::size_t>(is_plain ? first / GROUP : 0) * TILE + lane) * 2;
+        const std::size_t sub_at = static_cast<std::size_t>(first / finest) * TILE + lane;
+        const auto half_at = [&](std::size_t at) {
+            std::uint16_t half;
+            std::memcpy(&half, chunk + at, 2);
+            return half_to_float(half);
+        };
+        float scale = half_at(scale_at);
+        float min = format_.has_min ? half_at(mins_at_ + scale_at) : 0.0f;
         if (!is_plain) {
-            const std::uint8_t sub = row.sub_scales[sub_index];
+            const std::uint8_t sub = chunk[sub_scales_at_ + sub_at];
             scale *= format_.has_min ? static_cast<float>(sub) : static_cast<float>(static_cast<std::int8_t>(sub));
-            if (format_.has_min) min *= static_cast<float>(row.sub_mins[sub_index]);
+            if (format_.has_min) min *= static_cast<float>(chunk[sub_mins_at_ + sub_at]);
         }
-        const int code = row.codes[static_cast<std::size_t>(input)] - (format_.has_min ? 0 : zero_of(format_.bits));
-        values[input] = scale * static_cast<float>(code) + min;
+        const std::uint8_t* codes = chunk + codes_at_ + lane * 4;
+        const int count = std::min(finest, inputs_ - start), zero = format_.has_min ? 0 : zero_of(format_.bits);
+        for (int i = 0; i < count; ++i) {
+            const int at = first + i;
+            int code = format_.bits == 4 ? codes[at / 8 * 64 + at % 4] : codes[at / 4 * 64 + at % 4];
+            if (format_.bits == 4) code = at % 8 >= 4 ? code >> 4 : code & 15;
+            values[start + i] = scale * static_cast<float>(code - zero) + min;
+        }
     }
 }
 

@@ -170,6 +170,13 @@ class TestRefusals:
     def test_config_keys(self, folder, changes, pattern):
         check_refused(samples.small_gguf(folder / "config.gguf", model=changes), pattern)
 
+    def test_two_tensors_for_one_weight(self, folder):
+        """The later one was taken, whichever it was."""
+        tensors = samples.llama_tensors()
+        tensors["blk.01.ffn_up.weight"] = tensors["blk.1.ffn_up.weight"] + 1
+        path = samples.write_gguf(folder / "twice.gguf", samples.llama_metadata(), tensors)
+        check_refused(path, r"'blk.1.ffn_up.weight' and 'blk.01.ffn_up.weight' both stand for 'model.layers.1.mlp.up")
+
     def test_rotary_factors_for_other_heads(self, folder):
         """A table for heads of 4294967294 dimensions was computed before anybody looked at what the file has."""
         tensors = samples.llama_tensors() | {"rope_freqs.weight": np.ones(8, np.float32)}
