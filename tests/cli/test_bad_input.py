@@ -287,3 +287,13 @@ def test_a_mistake_found_by_a_real_process_has_no_traceback(tmp_path):
     assert done.stdout == ""
     assert done.stderr.startswith("draftsmith: error: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_memory_that_is_not_there_is_told_in_one_line(complaint, monkeypatch):
+    """Whatever asked for it, imports included: it was a traceback of a hundred lines."""
+
+    def nothing_left(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr("draftsmith.cli.generate.load_engine", nothing_left)
+    assert "not enough memory" in complaint("generate", "hi")
