@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 
-from draftsmith.errors import DraftsmithError, ModelFileError, UnsupportedError
+from draftsmith.errors import DraftsmithError, ModelFileError, OptionError, UnsupportedError
 from draftsmith.models.spec import DecoderSpec
 from draftsmith.models.weights import Load, TensorReader, check_shape
 
@@ -45,7 +45,11 @@ class Packer:
         self._requantised: set[str] = set()
         self._faint: set[str] = set()
         self._workers = ThreadPoolExecutor(min(threads, os.cpu_count() or 1))
-        self._pending = {name: self._workers.submit(self._pack, name, shape) for name, shape in self._linears()}
+        try:
+            self._pending = {name: self._workers.submit(self._pack, name, shape) for name, shape in self._linears()}
+        except RuntimeError as error:  # of the system, about threads
+            self._workers.shutdown(cancel_futures=True)
+            raise OptionError(f"threads is {threads}: {error}") from error
 
     def __enter__(self) -> Packer:
         return self

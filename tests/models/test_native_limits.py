@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from draftsmith import _native
-from draftsmith.errors import CapacityError, UnsupportedError
+from draftsmith.errors import CapacityError, OptionError, UnsupportedError
 from draftsmith.models import native
 from draftsmith.models.backend import RowGroup
 from tests.models.fakes import tiny_backend
@@ -100,4 +100,13 @@ def test_memory_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
             backend.score([RowGroup(0, [1], [-1], 0)])
     monkeypatch.setattr(_native, "pack_floats", nothing_left)
     with pytest.raises(CapacityError, match="weights of this model do not fit"):
+        make()
+
+
+def test_threads_that_loading_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("threading.Thread.start", none_left)
+    with pytest.raises(OptionError, match="threads is 1: can't start new thread"):
         make()
