@@ -10,27 +10,24 @@ import os
 import sys
 import threading
 import weakref
-from types import TracebackType
 from typing import final
 
 
 @final
 class ForkLock:
-    """Mutual exclusion as a context manager."""
+    """Mutual exclusion: `with holder.lock:`.
+
+    The interpreter's own lock is what `with` gets, because an interrupt may fall into an `__enter__` written in Python
+    after it has taken the lock, and nobody would release it.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         _LOCKS.add(self)
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._lock.release()
 
     def renew(self) -> None:
         """Forget who holds it."""
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
 
 
 _LOCKS: weakref.WeakSet[ForkLock] = weakref.WeakSet()

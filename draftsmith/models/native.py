@@ -203,7 +203,7 @@ class NativeBackend(Backend):
                 [taken[layer].numpy() for layer in layers],
                 taken["last_hidden"].numpy() if "last_hidden" in taps else None,
             )
-            with self._steps:
+            with self._steps.lock:
                 if longest > self._num_positions:
                     self._grow_rotations(max(longest, 2 * self._num_positions))
                 self._decoder.score(*step)
