@@ -46,7 +46,7 @@ import os, signal, sys
 from tests.models.native_models import Model, feed, make_native
 backend = make_native(Model({"head_dim": 16, "width": 32}), 2)
 backend.cache.open(0)
-with backend._steps:  # as if another thread were in a step
+with backend._steps.lock:  # as if another thread were in a step
     child = os.fork()
     if child == 0:
         signal.alarm(30)
