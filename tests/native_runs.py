@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,7 @@ def rows_of(model: str, kernels: str) -> Rows:
     return Rows()
 
 
-@cache
+@lru_cache(maxsize=4)  # both places on one thread and on two: large models leave no memory for more
 def watched_model(name: str, threads: int, kernels: str, place: int) -> LoadedModel:
     """A model whose rows are hashed; `place` tells targets and draft models apart."""
     model = load_model(name, backend=f"native:kernels={kernels}", threads=threads)
