@@ -45,7 +45,7 @@ bench: $(PACKAGE)
 SANITIZED := env ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1
 sanitize: $(PACKAGE)
 	for kind in address thread; do \
-	  $(BIN)/cmake -S . -B build/sanitize-$$kind -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" \
+	  $(BIN)/cmake -S . -B build/sanitize-$$kind -DPython_EXECUTABLE="$(abspath $(BIN))/python" \
 	    -DDRAFTSMITH_SANITIZE=$$kind > /dev/null && \
 	  $(BIN)/cmake --build build/sanitize-$$kind --target decoder_check --parallel 2 > /dev/null && \
 	  $(SANITIZED) build/sanitize-$$kind/decoder_check || exit 1; \
