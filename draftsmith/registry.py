@@ -38,6 +38,9 @@ BACKENDS: Mapping[str, str] = types.MappingProxyType(
     }
 )
 
+ARMS: Mapping[str, str] = types.MappingProxyType({})
+"""Other engines that a benchmark runs beside this one."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Selection:

@@ -23,7 +23,8 @@ class Ask:
     """One request. `key`: unique within an arm. `ids`: the prompt's token ids where the run's tokenizer made them,
     None where only text can be sent. `messages`: the conversation so far (a raw prompt: None and `text`).
 
-    `seed`: of the request; the same for every arm. `end_ids`: the model's own end tokens, empty to write past them.
+    `seed`: of the request; the same for every arm. `end_ids`: the model's own end tokens, empty where unknown;
+    `ignore_eos`: write past them.
     """
 
     key: int
@@ -35,6 +36,7 @@ class Ask:
     top_p: float = 1.0
     seed: int = 0
     end_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,11 @@ class Counters:
     drafted: int | None = None
     accepted: int | None = None
     steps: int | None = None
+
+    def less(self, before: Counters) -> Counters:
+        """What was added since `before`."""
+        pairs = {name: (getattr(self, name), getattr(before, name)) for name in ("drafts", "drafted", "accepted", "steps")}
+        return Counters(**{name: None if None in pair else pair[0] - pair[1] for name, pair in pairs.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +131,10 @@ class Arm(ABC):
     def take_events(self) -> EventLog:
         """The event log since the last call; empty for engines that keep none of ours."""
         return EventLog()
+
+    def block_counters(self) -> Counters | None:
+        """The engine's own totals so far, for engines that count over all requests together; None for others."""
+        return None
 
     def memory_bytes(self) -> int | None:
         """Resident memory of the engine's process now, None where unknown."""

@@ -20,6 +20,7 @@ _SAMPLING = "Sampling"
 _LENGTH = "Length"
 _OUTPUT = "Output"
 _WORKLOAD = "Workload"
+_ARMS = "Arms and measuring"
 
 _DRAFTER_HELP = "none, ngram, suffix, hybrid, draft_model:model=M"
 
@@ -171,18 +172,12 @@ class DemoOptions(JsonOption, RuntimeOptions, DrafterOption, ModelOption):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadOptions:
-    """What a benchmark measures."""
+    """What a benchmark sends."""
 
     prompts: Annotated[
-        Path,
-        Option(
-            "--prompts", "-p", metavar="FILE", help='Spec-Bench or {"prompt": ...} lines', rich_help_panel=_WORKLOAD
-        ),
-    ]
-    drafters: Annotated[
         str,
-        Option("--drafters", "-d", metavar="A,B,...", help="Arms; none always runs", rich_help_panel=_WORKLOAD),
-    ] = "none,ngram,suffix"
+        Option("--prompts", "-p", metavar="FILE", help="A data set's file, or builtin", rich_help_panel=_WORKLOAD),
+    ]
     limit: Annotated[
         int | None, Option("--limit", metavar="N", help="First N prompts [all]", rich_help_panel=_WORKLOAD)
     ] = None
@@ -190,9 +185,16 @@ class WorkloadOptions:
         int | None,
         Option("--per-category", metavar="N", help="First N of each category [all]", rich_help_panel=_WORKLOAD),
     ] = None
+    max_turns: Annotated[
+        int, Option("--max-turns", metavar="N", help="Turns of each conversation", rich_help_panel=_WORKLOAD)
+    ] = 1
     concurrency: Annotated[
         int, Option("--concurrency", "-c", metavar="C", help="Prompts at once", rich_help_panel=_WORKLOAD)
     ] = 1
+    load: Annotated[
+        str,
+        Option("--load", metavar="L", help="closed:8, poisson:2, bursty:rate=2, trace:FILE", rich_help_panel=_WORKLOAD),
+    ] = ""
     max_new_tokens: Annotated[
         int, Option("--max-new-tokens", "-n", metavar="N", help="Most tokens to write", rich_help_panel=_WORKLOAD)
     ] = 128
@@ -200,6 +202,39 @@ class WorkloadOptions:
         bool, Option("--ignore-eos", help="Write on past the model's own end", rich_help_panel=_WORKLOAD)
     ] = False
     raw: Annotated[bool, Option("--raw", help="No chat template", rich_help_panel=_WORKLOAD)] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuringOptions:
+    """What a benchmark compares, and how often."""
+
+    drafters: Annotated[
+        str,
+        Option("--drafters", "-d", metavar="A,B,...", help='Our arms, "-" for none of them', rich_help_panel=_ARMS),
+    ] = "none,ngram,suffix"
+    peer: Annotated[
+        list[str],
+        Option("--peer", metavar="ENGINE", help="Another engine; repeatable (README)", rich_help_panel=_ARMS),
+    ] = field(default_factory=list)
+    baseline: Annotated[
+        str, Option("--baseline", metavar="ARM", help="What speed-ups are over [none]", rich_help_panel=_ARMS)
+    ] = ""
+    repeats: Annotated[
+        int, Option("--repeats", "-r", metavar="N", help="Times over all prompts, at most", rich_help_panel=_ARMS)
+    ] = 1
+    precision: Annotated[
+        float | None,
+        Option("--precision", metavar="X", help="Enough when intervals are +-X, as 0.03", rich_help_panel=_ARMS),
+    ] = None
+    max_seconds: Annotated[
+        float | None, Option("--max-seconds", metavar="S", help="Begin nothing after", rich_help_panel=_ARMS)
+    ] = None
+    timeout: Annotated[
+        float, Option("--timeout", metavar="S", help="Silence that fails a request", rich_help_panel=_ARMS)
+    ] = 600.0
+    targets: Annotated[
+        str, Option("--targets", metavar="T", help="Goodput under ttft=0.5,tpot=0.05", rich_help_panel=_ARMS)
+    ] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,8 +246,25 @@ class BundleOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions(JsonOption, BundleOptions, CoreSamplingOptions, RuntimeOptions, ModelOption, WorkloadOptions):
+class BenchOptions(
+    JsonOption, BundleOptions, CoreSamplingOptions, RuntimeOptions, ModelOption, MeasuringOptions, WorkloadOptions
+):
     """Options of `draftsmith bench`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(JsonOption):
+    """Options of `draftsmith bench compare`."""
+
+    first: Annotated[Path, Argument(metavar="BEFORE")]
+    second: Annotated[Path, Argument(metavar="AFTER")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RescoreOptions(JsonOption):
+    """Options of `draftsmith bench rescore`."""
+
+    bundle: Annotated[Path, Argument(metavar="BUNDLE")]
 
 
 @dataclass(frozen=True, kw_only=True)
