@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from draftsmith.bench.prompts import Prompt
 from draftsmith.bench.runs import BASELINE, ArmRun, Output
 from draftsmith.core.stats import EventLog
-from draftsmith.errors import DraftsmithError, OptionError
+from draftsmith.errors import DraftsmithError, OptionError, PromptError
 
 # Copying, so that drafters with a local index draft and the controllers see real verification steps.
 _WARM_UP = "Repeat this line three times: one two three four five six seven eight nine ten, one two three four."
@@ -51,9 +51,14 @@ class Workload:
             raise OptionError(f"concurrency must be at least 1, got {self.concurrency}")
 
     def request(self, index: int) -> str | list[dict[str, str]]:
-        """What is handed to the engine for one prompt."""
-        text = self.prompts[index].text
-        return text if self.raw else [{"role": "user", "content": text}]
+        """What is handed to the engine for the first turn of one prompt."""
+        prompt = self.prompts[index]
+        if self.raw:
+            if prompt.system is not None:
+                raise PromptError(f"prompt {prompt.prompt_id} has a system message, which a raw text cannot carry")
+            return prompt.text
+        system = [] if prompt.system is None else [{"role": "system", "content": prompt.system}]
+        return [*system, {"role": "user", "content": prompt.text}]
 
 
 def arms_of(text: str) -> list[str]:

@@ -8,7 +8,6 @@ beside a measurement.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import sys
 import time
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from draftsmith.bench.bundle import BundleWriter
 from draftsmith.bench.differences import explain, find_differences
 from draftsmith.bench.environment import MachineLoad, hardware, versions
-from draftsmith.bench.prompts import load_prompts
+from draftsmith.bench.prompts import Loaded, read_source
 from draftsmith.bench.runner import Workload, arms_of, blocks_of, measure, usable_prompts, warm_up
 from draftsmith.bench.runs import BASELINE, ArmRun, Difference, Measured
 from draftsmith.bench.summary import summarise_run
@@ -43,7 +42,8 @@ def run(options: BenchOptions) -> int:
         load_class(parse_selection(drafter, DRAFTERS, "drafter"))
     if BASELINE not in options.drafters.split(","):
         _note(f"the arm {BASELINE} was added: every comparison needs its baseline")
-    workload = _workload(options)
+    loaded = _prompts(options)
+    workload = _workload(options, loaded)
     writer = BundleWriter(options.output, force=options.force)
     arms = load_arms(options, drafters, concurrency=options.concurrency)
     usable, failed = usable_prompts(workload, arms[BASELINE])
@@ -51,7 +51,7 @@ def run(options: BenchOptions) -> int:
         raise PromptError(f"no prompt of {options.prompts} can be used; the first: {next(iter(failed.values()))}")
     if failed:
         _note(f"{len(failed)} prompts cannot be used and count as failed; the first: {next(iter(failed.values()))}")
-    config = _config(options, drafters, arms[BASELINE], len(workload.prompts), failed)
+    config = _config(options, drafters, arms[BASELINE], loaded, failed)
     writer.begin(config, workload.prompts)
 
     load = MachineLoad()
@@ -75,15 +75,24 @@ def run(options: BenchOptions) -> int:
     return INTERRUPTED if interrupted else 0
 
 
-def _workload(options: BenchOptions) -> Workload:
+def _prompts(options: BenchOptions) -> Loaded:
+    """The prompts, and a note on whatever of them does not count."""
     for name in ("limit", "per_category"):
         value = getattr(options, name)
         if value is not None and value < 1:
             raise OptionError(f"{name} must be at least 1, got {value}")
+    loaded = read_source(options.prompts, limit=options.limit, per_category=options.per_category)
+    for reason, number in loaded.skipped.items():
+        _note(f"{number} entries of {options.prompts} were left out: {reason}")
+    if any(prompt.max_new_tokens is not None for prompt in loaded.prompts):
+        _note("max_new_tokens of single prompts is not used; --max-new-tokens holds for all")
+    return loaded
+
+
+def _workload(options: BenchOptions, loaded: Loaded) -> Workload:
     settings = request_settings(options, max_new_tokens=options.max_new_tokens, ignore_eos=options.ignore_eos)
-    prompts = load_prompts(options.prompts, limit=options.limit, per_category=options.per_category)
     return Workload(
-        prompts=prompts,
+        prompts=loaded.prompts,
         settings=settings,
         concurrency=options.concurrency,
         seed=options.seed,
@@ -92,16 +101,17 @@ def _workload(options: BenchOptions) -> Workload:
 
 
 def _config(
-    options: BenchOptions, drafters: Sequence[str], engine: Engine, num_prompts: int, failed: Mapping[int, str]
+    options: BenchOptions, drafters: Sequence[str], engine: Engine, loaded: Loaded, failed: Mapping[int, str]
 ) -> dict[str, Any]:
     asked = dataclasses.asdict(options)
     for name in ("json", "force", "output"):
         del asked[name]
     return {
         **asked,
-        "prompts": str(options.prompts),
-        "prompts_sha256": hashlib.sha256(options.prompts.read_bytes()).hexdigest(),
-        "num_prompts": num_prompts,
+        "prompts_sha256": loaded.sha256,
+        "prompts_read_as": list(loaded.formats),
+        "prompts_left_out": dict(loaded.skipped),
+        "num_prompts": len(loaded.prompts),
         "failed_prompts": {str(index): reason for index, reason in failed.items()},
         "turns": "the first turn of each question",
         "drafters": list(drafters),

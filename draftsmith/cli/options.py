@@ -174,9 +174,9 @@ class WorkloadOptions:
     """What a benchmark measures."""
 
     prompts: Annotated[
-        Path,
+        str,
         Option(
-            "--prompts", "-p", metavar="FILE", help='Spec-Bench or {"prompt": ...} lines', rich_help_panel=_WORKLOAD
+            "--prompts", "-p", metavar="FILE", help="A data set's file, or builtin (README)", rich_help_panel=_WORKLOAD
         ),
     ]
     drafters: Annotated[
