@@ -22,7 +22,7 @@ from draftsmith.bench.differences import explain, find_differences
 from draftsmith.bench.environment import MachineLoad, hardware, versions
 from draftsmith.bench.latency import Targets
 from draftsmith.bench.own_arm import OwnArm
-from draftsmith.bench.prompts import Loaded, load
+from draftsmith.bench.prompts import Loaded, read_source
 from draftsmith.bench.repeats import Plan, repeated
 from draftsmith.bench.runner import Encode, Workload, blocks_of, first_messages, usable_prompts, warm_up
 from draftsmith.bench.runs import BASELINE, ArmRun, Difference, Key, Measured
@@ -142,7 +142,7 @@ def _prompts(options: BenchOptions) -> Loaded:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise OptionError(f"{name} must be at least 1, got {value}")
-    loaded = load(options.prompts, limit=options.limit, per_category=options.per_category, max_turns=options.max_turns)
+    loaded = read_source(options.prompts, limit=options.limit, per_category=options.per_category, max_turns=options.max_turns)
     for reason, number in loaded.skipped.items():
         note(f"{number} entries of {options.prompts} were left out: {reason}")
     return loaded

@@ -93,7 +93,7 @@ def workload(texts, *, categories=None, **settings):
     """A workload of short prompts."""
     categories = categories or [""] * len(texts)
     prompts = [
-        Prompt(prompt_id=f"id{i}", text=text, category=category)
+        Prompt(prompt_id=f"id{i}", turns=(text,), category=category)
         for i, (text, category) in enumerate(zip(texts, categories, strict=True))
     ]
     return Workload(prompts=prompts, settings={"max_new_tokens": 9}, **settings)
