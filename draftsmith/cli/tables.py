@@ -22,6 +22,8 @@ def print_bench_tables(summary: Mapping[str, Any]) -> None:
     console = OutputConsole(sys.stdout)
     results = summary["results"]
     console.print(_arms_table(results))
+    console.print()
+    console.print(_latency_table(results))
     if any("categories" in result for result in results):
         console.print()
         console.print(_categories_table(results))
@@ -66,13 +68,11 @@ def load_notes(summary: Mapping[str, Any]) -> list[str]:
 def _arms_table(results: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("arm", overflow="fold")
-    headings = ("tok/step", "tok/s", "speed-up", "95 % CI", "same ids", "failed", "TTFT s", "TPOT ms", "draft", "verify")
-    for heading in headings:
+    for heading in ("tok/step", "tok/s", "speed-up", "95 % CI", "same ids", "failed", "draft", "verify"):
         table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
         compared = result["identical"] + result["divergent"]
         speedup = result["speedup"]
-        ttft, tpot = (result["latency"][name] for name in ("ttft", "tpot"))
         table.add_row(
             result["arm"],
             _number(result["tokens_per_step"]),
@@ -81,11 +81,30 @@ def _arms_table(results: list[dict[str, Any]]) -> Table:
             "-" if speedup is None else "{}-{}".format(*(_number(speedup[end]) for end in ("low", "high"))),
             f"{result['identical']}/{compared}" if compared else "-",
             str(sum(result["failed_requests"].values())),
-            "-" if ttft is None else _number(ttft["p50"], 3),
-            "-" if tpot is None else _number(1e3 * tpot["p50"], 2),
             _share(result, "draft"),
             _share(result, "verify"),
         )
+    return table
+
+
+def _latency_table(results: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("seconds, half and 99 % below", overflow="fold")
+    shown = {"ttft": "first token", "tpot": "per token", "itl_step": "between steps", "e2e": "whole answer"}
+    for heading in shown.values():
+        table.add_column(heading, justify="right", no_wrap=True)
+    has_goodput = any(result["latency"]["goodput"] is not None for result in results)
+    if has_goodput:
+        table.add_column("goodput /s", justify="right", no_wrap=True)
+    for result in results:
+        cells = []
+        for name in shown:
+            found = result["latency"][name]
+            cells.append("-" if found is None else f"{found['p50']:.3g}  {found['p99']:.3g}")
+        if has_goodput:
+            goodput = result["latency"]["goodput"]
+            cells.append("-" if goodput is None else _number(goodput["requests_per_second"]))
+        table.add_row(result["arm"], *cells)
     return table
 
 
