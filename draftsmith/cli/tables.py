@@ -89,7 +89,7 @@ def _arms_table(results: list[dict[str, Any]]) -> Table:
 
 def _latency_table(results: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("seconds, half and 99 % below", overflow="fold")
+    table.add_column("seconds, p50 p99", no_wrap=True)
     shown = {"ttft": "first token", "tpot": "per token", "itl_step": "between steps", "e2e": "whole answer"}
     for heading in shown.values():
         table.add_column(heading, justify="right", no_wrap=True)
