@@ -15,7 +15,7 @@ from draftsmith.core.intervals import RatioInterval, rates_interval
 from draftsmith.core.stats import EventLog, summarise
 from draftsmith.errors import UserError
 
-_NOT_SETTINGS = ("hardware", "versions", "descriptions", "failed_prompts", "arms", "output")
+_NOT_SETTINGS = ("hardware", "versions", "descriptions", "failed_prompts", "arms", "output", "date")
 
 Item = tuple[int, ...]
 """The prompts of a block."""

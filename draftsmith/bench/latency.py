@@ -6,7 +6,7 @@ of a run pooled, never a mean of means.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,15 +81,22 @@ def gaps(request: RequestRun) -> list[tuple[float, int]]:
     return [(later[0] - earlier[0], later[1]) for earlier, later in zip(times, times[1:], strict=False)]
 
 
+def samples(requests: Sequence[RequestRun]) -> dict[str, list[float]]:
+    """Every single value that the distributions are made of, by name."""
+    steps = [gap for request in requests for gap in gaps(request)]
+    return {
+        "ttft": [value for request in requests if (value := ttft(request)) is not None],
+        "tpot": [value for request in requests if (value := tpot(request)) is not None],
+        "itl_step": [gap for gap, _ in steps],
+        "itl_token": [gap / count for gap, count in steps for _ in range(count)],
+        "e2e": [e2e(request) for request in requests],
+    }
+
+
 def latencies(requests: Sequence[RequestRun], seconds: float, targets: Targets) -> dict[str, Any]:
     """Distributions over answered requests; `seconds`: the wall time in which they were."""
-    steps = [gap for request in requests for gap in gaps(request)]
     found: dict[str, Any] = {
-        "ttft": _distribution(value for request in requests if (value := ttft(request)) is not None),
-        "tpot": _distribution(value for request in requests if (value := tpot(request)) is not None),
-        "itl_step": _distribution(gap for gap, _ in steps),
-        "itl_token": _distribution(gap / count for gap, count in steps for _ in range(count)),
-        "e2e": _distribution(map(e2e, requests)),
+        **{name: _distribution(values) for name, values in samples(requests).items()},
         "requests_per_second": _rounded(len(requests) / seconds if seconds else None),
         "goodput": None,
     }
@@ -99,10 +106,10 @@ def latencies(requests: Sequence[RequestRun], seconds: float, targets: Targets) 
     return found
 
 
-def _distribution(values: Iterable[float]) -> dict[str, Any] | None:
-    data = np.fromiter(values, np.float64)
-    if not len(data):
+def _distribution(values: Sequence[float]) -> dict[str, Any] | None:
+    if not values:
         return None
+    data = np.asarray(values, np.float64)
     quantiles = np.quantile(data, list(_QUANTILES.values()))
     return {
         "count": len(data),

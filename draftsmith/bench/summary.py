@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from draftsmith.bench.arms import Counters
+from draftsmith.bench.cost import DEFINITIONS as COST_DEFINITIONS
+from draftsmith.bench.cost import verify_cost
 from draftsmith.bench.differences import NEAR_TIE
 from draftsmith.bench.latency import DEFINITIONS as LATENCY_DEFINITIONS
 from draftsmith.bench.latency import Targets, latencies
@@ -40,6 +42,7 @@ DEFINITIONS = {
     "drift": "the baseline's rate in the later half of the run over that in the earlier, same blocks: 1 is steady",
     "memory_bytes": "largest resident memory of the engine's process after a block; own arms share one process",
     "seconds": "draft, verify (the target's forward), sample (verification rule), other (the rest of the wall time)",
+    **COST_DEFINITIONS,
     **LATENCY_DEFINITIONS,
 }
 
@@ -47,14 +50,13 @@ DEFINITIONS = {
 def summarise_run(measured: Measured) -> dict[str, Any]:
     """The document written as `summary.json`."""
     config = measured.config
-    complete = _complete(measured)
-    runs = [run for run in measured.runs if (run.repeat, run.block) in complete]
+    runs = compared_runs(measured)
     categories = dict.fromkeys(request.category for run in runs for request in run.requests)
     whole = _Figures(measured, runs)
     parts = {name: _Figures(measured, [run for run in runs if _category(run) == name]) for name in categories}
     results = []
     for arm in config["arms"]:
-        result = {"arm": arm, **config["descriptions"].get(arm, {}), **whole.of(arm)}
+        result = {"arm": arm, **config["descriptions"].get(arm, {}), **whole.of(arm), "verify_cost": whole.cost(arm)}
         if any(categories):
             result["categories"] = {name: part.of(arm) for name, part in parts.items()}
         results.append(result)
@@ -78,13 +80,13 @@ def summarise_run(measured: Measured) -> dict[str, Any]:
     }
 
 
-def _complete(measured: Measured) -> set[tuple[int, int]]:
-    """Blocks that every arm has worked on; an interrupted run leaves out the one it was stopped in."""
+def compared_runs(measured: Measured) -> list[ArmRun]:
+    """Runs on blocks that every arm has worked on; an interrupted run leaves out the one it was stopped in."""
     arms = set(measured.config["arms"])
     seen: dict[tuple[int, int], set[str]] = {}
     for run in measured.runs:
         seen.setdefault((run.repeat, run.block), set()).add(run.arm)
-    return {block for block, found in seen.items() if found == arms}
+    return [run for run in measured.runs if seen[run.repeat, run.block] == arms]
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,13 @@ class _Figures:
             "memory_bytes": max((run.memory_bytes for run in own if run.memory_bytes is not None), default=None),
             **self._sameness(arm, answered),
         }
+
+    def cost(self, arm: str) -> list[dict[str, Any]]:
+        """One arm's seconds per forward against its rows."""
+        log = EventLog()
+        for run in self._by_arm[arm]:
+            log.extend(run.events)
+        return verify_cost(log)
 
     def _items(self, runs: Iterable[ArmRun]) -> dict[int, _Total]:
         found: dict[int, _Total] = {}

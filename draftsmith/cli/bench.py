@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from draftsmith.bench.arms import Arm, Description
@@ -180,6 +181,7 @@ def _config(
     for name in ("json", "force", "output", "drafters", "peer", "targets", "baseline"):
         del asked[name]
     return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **asked,
         "arms": list(names),
         "baseline": baseline,
