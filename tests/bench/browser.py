@@ -56,9 +56,7 @@ class Browser:
         self._session: str | None = None
         self.complaints: list[str] = []
         self.requests: list[str] = []
-        target = next(
-            item for item in self._call("Target.getTargets")["targetInfos"] if item["type"] == "page"
-        )
+        target = next(item for item in self._call("Target.getTargets")["targetInfos"] if item["type"] == "page")
         attached = self._call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -85,9 +83,7 @@ class Browser:
         """Load a page in a window of this width."""
         phone = width < 600
         scale = 2 if phone else 1
-        self._call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=scale, mobile=phone
-        )
+        self._call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=scale, mobile=phone)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[scheme])
         self._call("Page.navigate", url=url)

@@ -40,7 +40,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph. `kind`: "plain", "warning", or "result" for the sentences that say what came out."""
+    """A paragraph. `kind`: "plain", "warning", "result" (a sentence that says what came out), "command" (to type)."""
 
     text: str
     kind: str = "plain"
@@ -57,10 +57,13 @@ class Facts:
 
 @dataclass(frozen=True)
 class Plot:
-    """One drawing: SVG of our own making. `title`: what it shows, units included."""
+    """One drawing: SVG of our own making. `title`: what it shows. `narrow`: the same for a small screen, where the
+    wide one would be too small to read.
+    """
 
     title: str
     svg: str
+    narrow: str = ""
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,10 @@ from draftsmith.bench.report.figures import Series
 from draftsmith.bench.report.words import concurrency_of, plain
 from draftsmith.bench.runs import Measured
 
-HOW = (
-    "One run says nothing about other loads. Measure the same setup at several concurrencies and report them together: "
-    "draftsmith bench ... -c 1 -o bundles/c1, the same with -c 2, 4, 8, then draftsmith bench report bundles/c1 "
-    "bundles/c2 bundles/c4 bundles/c8 -o crossover.html."
-)
+_HOW = "One run says nothing about other loads. Measure the same setup at several, and report them together:"
+_COMMANDS = """\
+for c in 1 2 4 8; do draftsmith bench ... -c $c -o bundles/c$c; done
+draftsmith bench report bundles/c1 bundles/c2 bundles/c4 bundles/c8 -o crossover.html"""
 _EXPECTED = ("concurrency", "load", "date", "descriptions", "failed_prompts", "hardware", "versions")
 
 
@@ -32,11 +31,13 @@ def crossover(runs: Sequence[tuple[str, Mapping[str, Any], Measured]], *, draw: 
     )
     blocks: list[Block] = []
     if len({level for level, _, _ in points}) < 2:
-        blocks.append(Text(HOW))
+        blocks += [Text(_HOW), Text(_COMMANDS, "command")]
         return Section(anchor="crossover", title="Crossover over concurrency", blocks=blocks)
     left_out = len(runs) - len(points)
     if left_out:
-        blocks.append(Text(f"{left_out} of the runs had a load without a fixed concurrency; they are not here.", "warning"))
+        blocks.append(
+            Text(f"{left_out} of the runs had a load without a fixed concurrency; they are not here.", "warning")
+        )
     differing = _differing([measured.config for _, _, measured in runs])
     if differing:
         blocks.append(Text(f"The runs differ in more than their concurrency: {'; '.join(differing)}.", "warning"))
@@ -93,9 +94,7 @@ def _plots(arms: Sequence[str], points: _Points, over: str) -> Plots:
         [
             Plot(
                 title,
-                figures.lines(
-                    series, f"crossover{name}", title, labels=(across, label), level=level, doubling=True
-                ),
+                figures.lines(series, f"crossover{name}", title, labels=(across, label), level=level, doubling=True),
             )
             for title, series, label, level, name in panels
             if series

@@ -7,11 +7,13 @@ of its own sections; definitions stand once, at the end.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from draftsmith.bench.report.blocks import Block, Cell, Chapter, Document, Facts, Section, Table, Text, count, number
 from draftsmith.bench.report.crossover import crossover
-from draftsmith.bench.report.sections import RunReport
+from draftsmith.bench.report.frame import Frame
+from draftsmith.bench.report.sections import sections
 from draftsmith.bench.runs import Measured
 
 Run = tuple[str, Mapping[str, Any], Measured]
@@ -25,16 +27,14 @@ def document(runs: Sequence[Run], *, draw: bool, remarks: Sequence[str] = ()) ->
     opening: list[Block] = [Text(remark, "warning") for remark in remarks]
     if several:
         opening.append(_overview(runs))
-        sections = [Section(anchor="runs", title="Runs", blocks=opening), crossover(runs, draw=draw)]
-        chapters.append(Chapter(anchor="all", title="All runs", sections=sections))
+        common = [Section(anchor="runs", title="Runs", blocks=opening), crossover(runs, draw=draw)]
+        chapters.append(Chapter(anchor="all", title="All runs", sections=common))
     for place, (name, summary, measured) in enumerate(runs, 1):
-        sections = RunReport(summary, measured, f"run{place}", draw).sections()
+        own = sections(Frame(summary, measured, f"run{place}", draw))
         if not several:
-            sections[0] = Section(
-                anchor=sections[0].anchor, title=sections[0].title, blocks=[*opening, *sections[0].blocks]
-            )
-            sections.insert(-1, crossover(runs, draw=draw))
-        chapters.append(Chapter(anchor=f"run{place}", title=name, sections=sections))
+            own[0] = replace(own[0], blocks=[*opening, *own[0].blocks])
+            own.insert(-1, crossover(runs, draw=draw))
+        chapters.append(Chapter(anchor=f"run{place}", title=name, sections=own))
     definitions: dict[str, str] = {}
     for _, summary, _ in runs:
         definitions.update(summary["definitions"])
@@ -70,5 +70,16 @@ def _overview(runs: Sequence[Run]) -> Table:
                 Cell(str(measured.config.get("date") or "–")),
             ]
         )
-    head = ["run", "model", "load", "temperature", "prompts", "repeats", "stopped early", "other cores", "drift", "date"]
+    head = [
+        "run",
+        "model",
+        "load",
+        "temperature",
+        "prompts",
+        "repeats",
+        "stopped early",
+        "other cores",
+        "drift",
+        "date",
+    ]
     return Table(key="runs", head=head, rows=rows, words=("model", "load", "stopped early", "date"))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from draftsmith.bench.report.svg import ARMS, INK, MUTED, PARTS, settings, to_svg
+from draftsmith.bench.report.svg import ARMS, GRID, INK, PAPER, PARTS, settings, to_svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +24,11 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
 _LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (3, 1, 1, 3)))
 _HATCHES = ("////", "", "\\\\\\\\", "||||")
 # Dots are circles drawn one by one: half a megabyte in an SVG.
-_WIDTH, _HEIGHT = 440, 280
+_HEIGHT = 280
+HALF, WIDE, NARROW = 440, 700, 390
+"""Widths to draw for: two beside each other, one alone, one on a phone."""
+FEW = 5
+"""Points from fewer counts than this are hollow: they say little."""
 _MANY = 400
 """An empirical distribution is drawn through so many of its values at most."""
 _LOG_FROM = 8.0
@@ -33,13 +37,25 @@ _LOG_FROM = 8.0
 
 @dataclass(frozen=True)
 class Series:
-    """One arm's points. `arm`: its place among the run's arms; `low`, `high`: ends of bars around `y`."""
+    """One arm's points. `arm`: its place among the run's arms; `low`, `high`: ends of bars around `y`; `counts`: what
+    each point was computed from.
+    """
 
     arm: int
     x: Sequence[float]
     y: Sequence[float]
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
+    counts: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One arm's parts and their sum; `parts`: None where an engine tells only the whole."""
+
+    name: str
+    parts: Sequence[float] | None
+    whole: float
 
 
 def can_draw() -> bool:
@@ -77,18 +93,20 @@ def lines(
     share: bool = False,
     level: float | None = None,
     doubling: bool = False,
+    apart: float = 0.0,
+    width: int = HALF,
 ) -> str:
     """Points joined by lines over whole numbers. `share`: from 0 to 1 in per cent; `level`: a line to compare with;
-    `doubling`: the horizontal axis is 1, 2, 4, ...
+    `doubling`: the horizontal axis is 1, 2, 4, ...; `apart`: how far arms are moved beside each other.
     """
     from matplotlib.ticker import FixedLocator, MaxNLocator, PercentFormatter, ScalarFormatter
 
     with settings(name):
-        figure, axes = _panel(_WIDTH, _HEIGHT)
+        figure, axes = _panel(width, _HEIGHT)
         if level is not None:
             axes.axhline(level, color=INK, linewidth=1, zorder=1)
-        for item in series:
-            _draw(axes, item)
+        for place, item in enumerate(series):
+            _draw(axes, item, apart * (place - (len(series) - 1) / 2))
         _label(axes, labels)
         if doubling:
             places = sorted({value for item in series for value in item.x})
@@ -107,11 +125,11 @@ def lines(
         return to_svg(figure, name, title)
 
 
-def speedups(rows: Sequence[tuple[str, Sequence[Series]]], name: str, title: str, label: str) -> str:
+def speedups(rows: Sequence[tuple[str, Sequence[Series]]], name: str, title: str, label: str, width: int) -> str:
     """A line for each category, one point with its interval for each arm (`x` of a series is its ratio)."""
     with settings(name):
         height = sum(14 + 13 * max(len(items), 1) for _, items in rows) + 64
-        figure, axes = _panel(620, height)
+        figure, axes = _panel(width, height)
         axes.axvline(1.0, color=INK, linewidth=1, zorder=1)
         place, places = 0.0, []
         for number, (_, items) in enumerate(rows):
@@ -124,10 +142,10 @@ def speedups(rows: Sequence[tuple[str, Sequence[Series]]], name: str, title: str
             place = max(place, first + 1)
             places.append((first + place - 1) / 2)
             if number + 1 < len(rows):
-                axes.axhline(place - 0.5 + 0.5, color=MUTED, linewidth=0.4)
+                axes.axhline(place, color=GRID, linewidth=0.8)
             place += 1
         axes.set_ylim(place - 1.2, -0.8)
-        axes.set_yticks(places, [_literal(text, 26) for text, _ in rows])
+        axes.set_yticks(places, [_literal(text, width // 24) for text, _ in rows])
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="y", visible=False)
         ends = [end for _, items in rows for item in items for end in (item.high or item.x)]
@@ -137,34 +155,35 @@ def speedups(rows: Sequence[tuple[str, Sequence[Series]]], name: str, title: str
         return to_svg(figure, name, title)
 
 
-def parts(bars: Sequence[tuple[str, Sequence[float | None], float]], name: str, title: str, label: str) -> str:
-    """Bars of parts end to end: name, parts, whole; a bar whose parts are unknown (None) is drawn as one."""
+def bars(rows: Sequence[Bar], name: str, title: str, label: str, width: int) -> str:
+    """Bars of parts end to end."""
     with settings(name):
-        figure, axes = _panel(620, 26 * len(bars) + 70)
-        for place, (_, values, whole) in enumerate(bars):
+        figure, axes = _panel(width, 26 * len(rows) + 70)
+        for place, row in enumerate(rows):
             left = 0.0
-            for part, value in enumerate(values):
-                if value is not None:
-                    axes.barh([place], [value], left=left, height=0.66, **_filling(part))
-                    left += value
-            if not any(value is not None for value in values):
-                axes.barh([place], [whole], height=0.66, facecolor="none", edgecolor=INK, linewidth=1)
-        axes.set_ylim(len(bars) - 0.45, -0.55)
-        axes.set_yticks(range(len(bars)), [_literal(text, 26) for text, _, _ in bars])
+            for part, value in enumerate(row.parts or ()):
+                axes.barh([place], [value], left=left, height=0.66, **_filling(part))
+                left += value
+            if row.parts is None:
+                axes.barh([place], [row.whole], height=0.66, facecolor="none", edgecolor=INK, linewidth=1)
+        axes.set_ylim(len(rows) - 0.45, -0.55)
+        axes.set_yticks(range(len(rows)), [_literal(row.name, width // 24) for row in rows])
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="y", visible=False)
-        axes.set_xlim(0, 1.04 * max([*(whole for _, _, whole in bars), 0.0]) or 1.0)
+        axes.set_xlim(0, 1.04 * max([*(row.whole for row in rows), 0.0]) or 1.0)
         axes.set_xlabel(label)
         axes.set_ylabel("arm")
         return to_svg(figure, name, title)
 
 
-def distributions(samples: Sequence[tuple[int, Sequence[float]]], name: str, title: str, labels: tuple[str, str]) -> str:
-    """For each arm the share of its values that are at most so large."""
+def distributions(
+    samples: Sequence[tuple[int, Sequence[float]]], name: str, title: str, labels: tuple[str, str]
+) -> str:
+    """For each arm (its place, its values) the share of its values that are at most so large."""
     from matplotlib.ticker import FuncFormatter, LogLocator, PercentFormatter
 
     with settings(name):
-        figure, axes = _panel(_WIDTH, _HEIGHT)
+        figure, axes = _panel(HALF, _HEIGHT)
         everything = [value for _, values in samples for value in values]
         if min(everything, default=0.0) > 0 and max(everything) / min(everything) >= _LOG_FROM:
             axes.set_xscale("log")
@@ -197,13 +216,20 @@ def _panel(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
-def _draw(axes: Axes, item: Series) -> None:
-    if item.low is None or item.high is None:
-        axes.plot(item.x, item.y, **_look(item.arm))
+def _draw(axes: Axes, item: Series, aside: float) -> None:
+    look = _look(item.arm)
+    x = [value + aside for value in item.x]
+    if item.low is not None and item.high is not None:
+        below = [value - low for value, low in zip(item.y, item.low, strict=True)]
+        above = [high - value for value, high in zip(item.y, item.high, strict=True)]
+        axes.errorbar(x, item.y, yerr=[below, above], fmt="none", ecolor=look["color"], capsize=2.5, elinewidth=1)
+    hollow = [place for place, count in enumerate(item.counts or ()) if count < FEW]
+    full = [place for place in range(len(x)) if place not in set(hollow)]
+    if not hollow:
+        axes.plot(x, item.y, **look)
         return
-    below = [value - low for value, low in zip(item.y, item.low, strict=True)]
-    above = [high - value for value, high in zip(item.y, item.high, strict=True)]
-    axes.errorbar(item.x, item.y, yerr=[below, above], capsize=2.5, elinewidth=1, **_look(item.arm))
+    axes.plot(x, item.y, markevery=full, **look)
+    axes.plot(x, item.y, markevery=hollow, **{**look, "linestyle": "none", "markerfacecolor": PAPER})
 
 
 def _look(arm: int) -> dict[str, Any]:

@@ -16,6 +16,9 @@ MARK = "draftsmith bench report"
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&$@])")
 
+# Long names such as draft_model:model=path/to/file may be broken behind these.
+_BREAKS = re.compile(r"(?<=[:/=,_])(?=\S)")
+
 
 def to_html(document: Document) -> str:
     """The page."""
@@ -27,6 +30,7 @@ def to_html(document: Document) -> str:
         loader=FileSystemLoader(here), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["drawing"] = Markup
+    environment.filters["breakable"] = lambda text: Markup("<wbr>").join(_BREAKS.split(text))
     environment.filters["kind"] = lambda block: type(block).__name__
     style = Markup((here / "page.css").read_text(encoding="utf-8"))
     return environment.get_template("page.html").render(document=document, style=style, mark=MARK) + "\n"
@@ -63,8 +67,10 @@ def _block(block: Block) -> list[str]:
     match block:
         case Table():
             return [*_table(block), ""]
+        case Text(text=text, kind="command"):
+            return ["```sh", text, "```", ""]
         case Text(text=text, kind=kind):
-            return [{"result": f"- {_plain(text)}", "warning": f"> {_plain(text)}\n"}.get(kind, f"{_plain(text)}\n")]
+            return [{"result": f"- {_plain(text)}", "warning": f"\n> {_plain(text)}\n"}.get(kind, f"{_plain(text)}\n")]
         case Facts():
             return ["", *(f"- **{_plain(name)}**: {_plain(text)}" for name, text in block.items), ""]
         case Plots():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-INK, MUTED, GRID = "#22282f", "#5d6771", "#d9dde1"
+INK, MUTED, GRID, PAPER = "#22282f", "#5d6771", "#d9dde1", "#fefefd"
 ARMS = ("#5b6570", "#1f66b3", "#c2500a", "#0f7a5a", "#8a3fa8", "#a0780a", "#b5264c", "#0d7a90")
 PARTS = ("#d08a1d", "#3f7fc4", "#3f9b78", "#a9b2bb")
 
@@ -23,6 +23,7 @@ NAMES: Mapping[str, str] = {
     INK: "ink",
     MUTED: "muted",
     GRID: "grid",
+    PAPER: "card",
     **{color: f"arm-{place}" for place, color in enumerate(ARMS)},
     **{color: f"part-{place}" for place, color in enumerate(PARTS)},
 }

@@ -94,11 +94,17 @@ def conditions(summary: Mapping[str, Any], config: Mapping[str, Any]) -> list[tu
         ("Temperature", "0 (greedy)" if not summary["temperature"] else f"{summary['temperature']:g}"),
         ("Repeats", str(summary["repeats"])),
         ("Date", str(config.get("date") or "")),
-        ("Versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)),
+        ("Versions", ", ".join(f"{name} {_short(str(version))}" for name, version in versions.items() if version)),
         ("Other programs", _cores(summary["other_cores"])),
         ("Drift", _drift(summary["drift"])),
     ]
     return [(name, text) for name, text in facts if text]
+
+
+def _short(version: str) -> str:
+    """A git revision as people write it; the configuration holds it in full."""
+    revision, plus, rest = version.partition("+")
+    return f"{revision[:12]}{plus}{rest}" if len(revision) == 40 else version
 
 
 def _engines(results: Sequence[Mapping[str, Any]]) -> str:
