@@ -23,6 +23,7 @@ from draftsmith.cli.options import (
     DemoOptions,
     GenerateOptions,
     ModelsOptions,
+    ReportOptions,
     RescoreOptions,
 )
 from draftsmith.errors import DraftsmithError
@@ -96,6 +97,14 @@ add_command(
     "draftsmith.cli.bundles:run_compare",
     text="Say what changed between two runs, and whether it is noise.",
     example="draftsmith bench compare bundles/before bundles/after",
+)
+add_command(
+    app,
+    "bench report",
+    ReportOptions,
+    "draftsmith.cli.report:run",
+    text="Show runs on one page with plots, or as Markdown.",
+    example="draftsmith bench report bundles/c1 bundles/c8 -o crossover.html",
 )
 add_command(
     app,

@@ -32,6 +32,7 @@ from draftsmith.cli.console import note
 from draftsmith.cli.interrupts import INTERRUPTED, interrupts_held
 from draftsmith.cli.loading import load_arms, request_settings
 from draftsmith.cli.options import BenchOptions
+from draftsmith.cli.report import leave_report
 from draftsmith.cli.tables import print_bench_tables
 from draftsmith.errors import OptionError, PromptError
 from draftsmith.registry import ARMS, DRAFTERS, load_class, parse_selection, read_options
@@ -100,6 +101,7 @@ def run(options: BenchOptions) -> int:
         print(json.dumps(summary, ensure_ascii=False))
     else:
         print_bench_tables(summary)
+    leave_report(options.output, measured, summary)
     note(f"bundle: {options.output}{' (interrupted: only what was measured)' if interrupted else ''}")
     return INTERRUPTED if interrupted else 0
 

@@ -268,5 +268,19 @@ class RescoreOptions(JsonOption):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReportOptions(JsonOption):
+    """Options of `draftsmith bench report`."""
+
+    bundles: Annotated[list[Path], Argument(metavar="BUNDLE...")]
+    output: Annotated[
+        Path | None,
+        Option("--output", "-o", metavar="FILE", help="File or directory [the bundle]", rich_help_panel=_OUTPUT),
+    ] = None
+    markdown: Annotated[
+        bool, Option("--markdown", help="Tables to paste; stdout without -o", rich_help_panel=_OUTPUT)
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelsOptions(JsonOption):
     """Options of `draftsmith models`."""
