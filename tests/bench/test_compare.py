@@ -43,7 +43,7 @@ def test_the_same_run_twice_is_called_noise_in_935_of_1000_replays(base):
         generator = np.random.default_rng(seed)
         first = redrawn(base, generator)
         second = redrawn(base, generator, machine=float(generator.lognormal(0.0, 0.2)))
-        quiet += result_of(compare(first, second, resamples=400), "ngram")["is_noise"]
+        quiet += result_of(compare(first, second, resamples=1000), "ngram")["is_noise"]
     assert quiet >= 935
 
 
@@ -52,7 +52,7 @@ def test_a_difference_is_found_though_the_machine_was_slower(base):
     for seed in range(100):
         generator = np.random.default_rng(seed)
         first, second = redrawn(base, generator), redrawn(base, generator, machine=1.3, faster=1.15)
-        item = result_of(compare(first, second, resamples=400), "ngram")
+        item = result_of(compare(first, second, resamples=1000), "ngram")
         found += not item["is_noise"] and item["speedup"]["ratio"] > 1
         assert item["speed"]["ratio"] < 1
     assert found >= 90
