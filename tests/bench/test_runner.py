@@ -2,7 +2,8 @@
 
 import pytest
 
-from draftsmith.bench.runner import arms_of, blocks_of, measure, usable_prompts, warm_up
+from draftsmith.bench.prompts import Prompt
+from draftsmith.bench.runner import Workload, arms_of, blocks_of, measure, usable_prompts, warm_up
 from draftsmith.errors import OptionError
 from tests.bench.fakes import ScriptedEngine, workload
 
@@ -75,6 +76,16 @@ def test_a_prompt_that_no_arm_can_take_is_found_before_measuring():
     assert usable == [0, 2]
     assert failed == {1: "b is too long"}
     assert engine.calls == []
+
+
+def test_a_system_message_comes_first_and_no_raw_text_can_carry_it():
+    prompts = [Prompt(prompt_id="a", turns=("Hi", "Bye"), system="Be brief."), Prompt(prompt_id="b", turns=("Hi",))]
+    work = Workload(prompts=prompts, settings={})
+    assert work.request(0) == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    raw = Workload(prompts=prompts, settings={}, raw=True)
+    usable, failed = usable_prompts(raw, ScriptedEngine("none"))
+    assert usable == [1]
+    assert "prompt a has a system message" in failed[0]
 
 
 def test_a_failed_block_has_an_error_and_no_numbers():
