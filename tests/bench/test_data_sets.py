@@ -294,6 +294,7 @@ class TestChats:
         ({"prompt": "a", "max_new_tokens": 0}, "max_new_tokens"),
         ({"prompt": "a", "max_new_tokens": True}, "max_new_tokens"),
         ({"prompt": "a", "id": []}, "'id' must be text or a whole number, found a list"),
+        ({"prompt": "a", "id": False}, "'id' must be text or a whole number, found true or false"),
         ({"prompt": "a", "id": "\ud800"}, "the id holds half a character"),
         ({"prompt": "a", "category": "\ud800"}, "the category holds half"),
         ({"prompt": "a", "system": "  "}, "the system message is empty"),
@@ -371,8 +372,6 @@ def test_any_entries_are_prompts_or_one_error(items, array, forced, cut):
 @settings(max_examples=150)
 @given(content=st.binary(max_size=60), name=st.sampled_from(["x.jsonl", "x.json", "x.json.gz", "x.parquet"]))
 def test_any_bytes_are_prompts_or_one_error(content, name):
-    if name == "x.parquet":
-        pytest.importorskip("pyarrow", reason="pyarrow is not installed (it is in the extra `bench`)")
     expect_prompts_or_one_error(content, name)
     expect_prompts_or_one_error(gzip.compress(content), "x.json.gz")
     expect_prompts_or_one_error(b"[" + content, "x.json")

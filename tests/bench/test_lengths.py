@@ -81,6 +81,13 @@ def test_a_cut_keeps_both_ends_and_a_filling_stands_in_front():
     assert len(filled) == 60
 
 
+def test_a_cut_leaves_no_half_characters():
+    cut = fit_text("äöü€" * 40, 40, Bytes.encode, Bytes.decode, texts=())
+    filled = fit_text("Why?", 41, Bytes.encode, Bytes.decode, texts=("äöü€" * 20,))
+    assert set(cut) <= set("äöü€\n[.]")
+    assert set(filled) <= set("äöü€\n-Why?")
+
+
 def test_what_fills_is_text_of_the_workload_once_and_in_an_order_of_its_own():
     fitted = fit_prompts(BUILTIN, LengthTier(input_len=3000), Bytes.encode, Bytes.decode, seed=1)
     again = fit_prompts(BUILTIN, LengthTier(input_len=3000), Bytes.encode, Bytes.decode, seed=1)
