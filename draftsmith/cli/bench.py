@@ -16,17 +16,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from draftsmith.bench.arms import Arm, Description
-from draftsmith.bench.arrivals import ClosedLoop, OpenLoop, parse_load
+from draftsmith.bench.arrivals import ClosedLoop, OpenLoop, parse_arrivals, plan
 from draftsmith.bench.bundle import BundleWriter
 from draftsmith.bench.differences import explain, find_differences
 from draftsmith.bench.environment import MachineLoad, hardware, versions
 from draftsmith.bench.latency import Targets
 from draftsmith.bench.own_arm import OwnArm
-from draftsmith.bench.prompts import Loaded, read_source
+from draftsmith.bench.prompts import Loaded, Prompt, read_source
 from draftsmith.bench.repeats import Plan, repeated
 from draftsmith.bench.runner import Encode, Workload, blocks_of, first_messages, usable_prompts, warm_up
 from draftsmith.bench.runs import BASELINE, ArmRun, Difference, Key, Measured
 from draftsmith.bench.summary import summarise_run
+from draftsmith.bench.workloads.lengths import LengthTier, fit_prompts, parse_tiers
 from draftsmith.cli.console import note
 from draftsmith.cli.interrupts import INTERRUPTED, interrupts_held
 from draftsmith.cli.loading import load_arms, request_settings
@@ -58,15 +59,20 @@ def run(options: BenchOptions) -> int:
     if baseline not in names:
         raise OptionError(f"--baseline {baseline!r} is none of the arms: {', '.join(names)}")
     targets = Targets.parse(options.targets)
-    plan = Plan(repeats=options.repeats, precision=options.precision, max_seconds=options.max_seconds)
+    repeats = Plan(repeats=options.repeats, precision=options.precision, max_seconds=options.max_seconds)
+    tiers = parse_tiers(options.lengths) if options.lengths else ()
+    arrivals = parse_arrivals(options.load or f"closed:{options.concurrency}")
     loaded = _prompts(options)
-    sent = parse_load(options.load or f"closed:{options.concurrency}", seed=options.seed, num_prompts=len(loaded.prompts))
+    sent = plan(arrivals, num_requests=options.requests or len(loaded.prompts), seed=options.seed)
     writer = BundleWriter(options.output, force=options.force)
     request_settings(options, max_new_tokens=options.max_new_tokens, ignore_eos=options.ignore_eos)
 
+    if isinstance(sent, OpenLoop):
+        for line in sent.skipped:
+            note(f"left out of the trace: {line}")
     engines = load_arms(options, drafters, concurrency=_concurrency(sent)) if drafters else {}
     judge = next(iter(engines.values()), None)
-    workload = _workload(options, loaded, sent, judge)
+    workload = _workload(options, _at_lengths(loaded.prompts, tiers, judge, options.seed), sent, judge)
     own = [
         OwnArm(name, engine, max_concurrency=_concurrency(sent), rule=options.rule) for name, engine in engines.items()
     ]
@@ -78,12 +84,21 @@ def run(options: BenchOptions) -> int:
     if failed:
         note(f"{len(failed)} prompts cannot be used and count as failed; the first: {next(iter(failed.values()))}")
     with _opened(arms) as descriptions:
-        config = _config(options, loaded, names=names, baseline=baseline, targets=targets, failed=failed)
+        config = _config(
+            options,
+            loaded,
+            names=names,
+            baseline=baseline,
+            targets=targets,
+            failed=failed,
+            num_prompts=len(workload.prompts),
+            sent=sent,
+        )
         config["load"] = str(options.load or f"closed:{options.concurrency}")
         config["descriptions"] = {name: dataclasses.asdict(found) for name, found in descriptions.items()}
         writer.begin(config, workload.prompts)
         machine = MachineLoad()
-        runs, interrupted = _measure(arms, workload, encode, blocks_of(workload, usable), plan, config, writer)
+        runs, interrupted = _measure(arms, workload, encode, blocks_of(workload, usable), repeats, config, writer)
         with interrupts_held():
             measured = Measured(
                 config=config,
@@ -148,19 +163,35 @@ def _prompts(options: BenchOptions) -> Loaded:
     return loaded
 
 
+def _at_lengths(
+    prompts: Sequence[Prompt], tiers: Sequence[LengthTier], judge: Engine | None, seed: int
+) -> Sequence[Prompt]:
+    """The prompts once for each tier of lengths, or as they are."""
+    if not tiers:
+        return prompts
+    if judge is None:
+        raise OptionError("--lengths counts tokens with our model's tokenizer: name a drafter too, at least none")
+    tokenizer = judge.tokenizer
+    return [
+        dataclasses.replace(prompt, category=str(tier))
+        for tier in tiers
+        for prompt in fit_prompts(prompts, tier, tokenizer.encode, tokenizer.decode, seed=seed)
+    ]
+
+
 def _workload(
-    options: BenchOptions, loaded: Loaded, sent: ClosedLoop | OpenLoop, judge: Engine | None
+    options: BenchOptions, prompts: Sequence[Prompt], sent: ClosedLoop | OpenLoop, judge: Engine | None
 ) -> Workload:
     ends = frozenset[int]() if options.ignore_eos or judge is None else judge.eos_ids
     return Workload(
-        prompts=loaded.prompts,
+        prompts=prompts,
         max_new_tokens=options.max_new_tokens,
         temperature=options.temperature,
         top_p=options.top_p,
         end_ids=ends,
         ignore_eos=options.ignore_eos,
         concurrency=_concurrency(sent),
-        times=sent.times if isinstance(sent, OpenLoop) else None,
+        open_loop=sent if isinstance(sent, OpenLoop) else None,
         seed=options.seed,
         raw=options.raw,
         timeout=options.timeout,
@@ -175,6 +206,8 @@ def _config(
     baseline: str,
     targets: Targets,
     failed: Mapping[int, str],
+    num_prompts: int,
+    sent: ClosedLoop | OpenLoop,
 ) -> dict[str, Any]:
     asked = dataclasses.asdict(options)
     for name in ("json", "force", "output", "drafters", "peer", "targets", "baseline"):
@@ -187,7 +220,8 @@ def _config(
         "prompts_sha256": loaded.sha256,
         "prompts_read_as": list(loaded.formats),
         "prompts_left_out": dict(loaded.skipped),
-        "num_prompts": len(loaded.prompts),
+        "num_prompts": num_prompts,
+        "trace_left_out": list(sent.skipped) if isinstance(sent, OpenLoop) else [],
         "failed_prompts": {str(index): reason for index, reason in failed.items()},
         "hardware": hardware(options.threads),
         "versions": versions(),

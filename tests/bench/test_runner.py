@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from draftsmith.bench.arrivals import OpenLoop
 from draftsmith.bench.runner import blocks_of, measure, run_block, usable_prompts, warm_up
 from draftsmith.errors import OptionError
 from tests.bench.fakes import NUM_TOKENS, ScriptedArm, workload
@@ -28,7 +29,7 @@ def test_blocks_hold_at_most_the_concurrency_and_one_category():
 
 
 def test_an_open_loop_is_one_block_that_uses_prompts_in_turn():
-    work = workload("abc", times=[0.0, 0.1, 0.2, 0.3, 0.4])
+    work = workload("abc", open_loop=OpenLoop(times=(0.0, 0.1, 0.2, 0.3, 0.4)))
     assert blocks_of(work, [0, 2]) == [(0, 2, 0, 2, 0)]
     assert blocks_of(work, []) == []
 
@@ -111,7 +112,7 @@ def test_a_turn_that_cannot_be_encoded_fails_alone():
 def test_requests_of_an_open_loop_are_sent_when_they_are_due_and_late_ones_count_from_then():
     arm = ScriptedArm("none", step_seconds=0.01)
     times = [0.0, 0.03, 0.06, 0.2]
-    run = run_one(arm, workload("abcd", times=times), (0, 1, 2, 3))
+    run = run_one(arm, workload("abcd", open_loop=OpenLoop(times=tuple(times))), (0, 1, 2, 3))
     assert [request.due for request in sorted(run.requests, key=lambda item: item.prompt)] == times
     for request in run.requests:
         assert request.due <= request.sent <= request.due + 0.05

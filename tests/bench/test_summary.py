@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from draftsmith.bench.arrivals import OpenLoop
 from draftsmith.bench.latency import Targets, latencies
 from draftsmith.bench.repeats import Plan, repeated, widest
 from draftsmith.bench.runner import blocks_of
@@ -148,7 +149,7 @@ class TestRepeats:
         assert ngram["num_requests"] == 9
 
     def test_where_there_is_one_block_repeats_are_items(self, arms):
-        summary = summarise_run(measured_run(arms, workload("abc", times=[0.0, 0.0, 0.0]), seconds=fixed(), repeats=4))
+        summary = summarise_run(measured_run(arms, workload("abc", open_loop=OpenLoop(times=(0.0, 0.0, 0.0))), seconds=fixed(), repeats=4))
         assert result_of(summary, "ngram")["speedup"]["items"] == 4
 
     def test_noise_and_drift(self, arms):
