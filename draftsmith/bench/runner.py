@@ -18,7 +18,7 @@ from draftsmith.bench.arms import Answer, Arm, Ask, Message
 from draftsmith.bench.arrivals import OpenLoop
 from draftsmith.bench.prompts import Prompt
 from draftsmith.bench.runs import ArmRun, RequestRun
-from draftsmith.errors import DraftsmithError, OptionError
+from draftsmith.errors import DraftsmithError, OptionError, PromptError
 
 # Copying, so that drafters with a local index draft and the controllers see real verification steps.
 _WARM_UP = "Repeat this line three times: one two three four five six seven eight nine ten, one two three four."
@@ -63,6 +63,8 @@ def usable_prompts(workload: Workload, encode: Encode) -> tuple[list[int], dict[
     failed: dict[int, str] = {}
     for index, prompt in enumerate(workload.prompts):
         try:
+            if workload.raw and prompt.system:
+                raise PromptError(f"prompt {prompt.prompt_id} has a system message, which a raw text cannot carry")
             encode(None if workload.raw else first_messages(prompt), prompt.text)
         except DraftsmithError as error:
             failed[index] = str(error)

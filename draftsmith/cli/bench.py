@@ -64,6 +64,8 @@ def run(options: BenchOptions) -> int:
     arrivals = parse_arrivals(options.load or f"closed:{options.concurrency}")
     loaded = _prompts(options)
     sent = plan(arrivals, num_requests=options.requests or len(loaded.prompts), seed=options.seed)
+    if not options.timeout > 0:
+        raise OptionError(f"timeout must be above 0 seconds, got {options.timeout}")
     writer = BundleWriter(options.output, force=options.force)
     request_settings(options, max_new_tokens=options.max_new_tokens, ignore_eos=options.ignore_eos)
 
@@ -172,10 +174,14 @@ def _at_lengths(
     if judge is None:
         raise OptionError("--lengths counts tokens with our model's tokenizer: name a drafter too, at least none")
     tokenizer = judge.tokenizer
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, special=False)
+
     return [
         dataclasses.replace(prompt, category=str(tier))
         for tier in tiers
-        for prompt in fit_prompts(prompts, tier, tokenizer.encode, tokenizer.decode, seed=seed)
+        for prompt in fit_prompts(prompts, tier, encode, tokenizer.decode, seed=seed)
     ]
 
 

@@ -5,7 +5,8 @@ import time
 import pytest
 
 from draftsmith.bench.arrivals import OpenLoop
-from draftsmith.bench.runner import blocks_of, measure, run_block, usable_prompts, warm_up
+from draftsmith.bench.prompts import Prompt
+from draftsmith.bench.runner import Workload, blocks_of, measure, run_block, usable_prompts, warm_up
 from draftsmith.errors import OptionError
 from tests.bench.fakes import NUM_TOKENS, ScriptedArm, workload
 
@@ -144,6 +145,16 @@ def test_a_prompt_that_no_arm_can_take_is_found_before_measuring():
     assert usable == [0, 2]
     assert failed == {1: "b is too long"}
     assert arm.asked == []
+
+
+def test_a_system_message_comes_first_and_no_raw_text_can_carry_it():
+    prompts = [Prompt(prompt_id="a", turns=("Hi", "Bye"), system="Be brief."), Prompt(prompt_id="b", turns=("Hi",))]
+    arm = ScriptedArm("none")
+    run_one(arm, Workload(prompts=prompts, max_new_tokens=NUM_TOKENS), (0,))
+    assert arm.asked[0].messages[0] == {"role": "system", "content": "Be brief."}
+    usable, failed = usable_prompts(Workload(prompts=prompts, raw=True), arm.encode)
+    assert usable == [1]
+    assert "prompt a has a system message" in failed[0]
 
 
 def test_the_warm_up_is_no_prompt_of_the_workload_and_leaves_no_events():

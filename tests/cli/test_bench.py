@@ -1,5 +1,6 @@
 """`draftsmith bench` from flags to bundle, on the tiny model."""
 
+import hashlib
 import importlib.util
 import json
 
@@ -7,6 +8,7 @@ import pytest
 
 from draftsmith.bench import bundle
 from draftsmith.bench.differences import first_difference
+from draftsmith.bench.prompts import load_prompts
 from draftsmith.bench.runs import Key
 from draftsmith.bench.summary import summarise_run
 from draftsmith.cli import bench as bench_module
@@ -221,3 +223,34 @@ def test_a_difference_is_found_with_its_gap(bench, monkeypatch):
     different = next(item["first_difference"] for item in records if item["first_difference"])
     assert different["position"] == first_difference(ids["none"], ids["ngram"]) == 7
     assert different["gap"] is None or different["gap"] > 1e-4
+
+
+def test_the_built_in_prompts_need_no_file(bench):
+    _, output, summary = bench("-d", "none", "--limit", "2", path="builtin")
+    assert summary["results"][0]["num_requests"] == 2
+    config = json.loads((output / "config.json").read_text())
+    assert (config["prompts"], config["prompts_read_as"]) == ("builtin", ["builtin"])
+    # A bundle's prompts can be run again.
+    assert load_prompts(output / "prompts.jsonl", max_turns=1) == load_prompts("builtin", limit=2, max_turns=1)
+
+
+def test_a_data_set_is_named_before_its_file_and_what_is_left_out_is_said(bench, tmp_path):
+    path = tmp_path / "chats.json"
+    said = [{"from": "human", "value": "abc"}]
+    path.write_text(json.dumps([{"conversations": []}, {"conversations": said, "max_new_tokens": 3}]))
+    captured, output, _ = bench("-d", "none", path=f"sharegpt:{path}")
+    assert "1 entries" in captured.err
+    assert "nothing the user says" in captured.err
+    assert [request.num_tokens for run_ in bundle.read(output).runs for request in run_.requests] == [3]
+    config = json.loads((output / "config.json").read_text())
+    assert config["prompts_left_out"] == {"nothing the user says": 1}
+    assert config["prompts_sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_prompts_at_lengths(bench, tmp_path):
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps({"prompt": "the quick brown fox jumps over the lazy dog " * 3}) + "\n")
+    _, output, summary = bench("-d", "none", "--lengths", "32:5,48:7", path=path)
+    found = {request.category: request.num_tokens for run_ in bundle.read(output).runs for request in run_.requests}
+    assert sorted(found.values()) == [5, 7]
+    assert len(summary["results"][0]["categories"]) == 2
