@@ -59,7 +59,9 @@ class Counters:
 
     def less(self, before: Counters) -> Counters:
         """What was added since `before`."""
-        pairs = {name: (getattr(self, name), getattr(before, name)) for name in ("drafts", "drafted", "accepted", "steps")}
+        pairs = {
+            name: (getattr(self, name), getattr(before, name)) for name in ("drafts", "drafted", "accepted", "steps")
+        }
         return Counters(**{name: None if None in pair else pair[0] - pair[1] for name, pair in pairs.items()})
 
 

@@ -109,9 +109,7 @@ def read(directory: Path) -> Measured:
         raise UserError(f"{directory} is not a readable bundle: {error.strerror} ({error.filename})") from error
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise UserError(f"{directory} is not a readable bundle: {type(error).__name__}: {error}") from error
-    return _measured(
-        config, runs, differences, interrupted=summary["interrupted"], other_cores=summary["other_cores"]
-    )
+    return _measured(config, runs, differences, interrupted=summary["interrupted"], other_cores=summary["other_cores"])
 
 
 def read_summary(directory: Path) -> dict[str, Any]:

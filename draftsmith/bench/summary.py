@@ -125,9 +125,7 @@ class _Figures:
             "speedup": self._speedup(arm),
             "noise": _noise(timed),
             **_speculation(own, timed, seconds),
-            "latency": latencies(
-                [request for run in timed for request in run.requests], seconds, self._targets
-            ),
+            "latency": latencies([request for run in timed for request in run.requests], seconds, self._targets),
             "memory_bytes": max((run.memory_bytes for run in own if run.memory_bytes is not None), default=None),
             **self._sameness(arm, answered),
         }
@@ -143,7 +141,10 @@ class _Figures:
     def _speedup(self, arm: str) -> dict[str, Any] | None:
         if arm == self._baseline:
             return None
-        whole = {name: {(run.repeat, run.block) for run in self._by_arm[name] if run.is_whole} for name in (arm, self._baseline)}
+        whole = {
+            name: {(run.repeat, run.block) for run in self._by_arm[name] if run.is_whole}
+            for name in (arm, self._baseline)
+        }
         shared = whole[arm] & whole[self._baseline]
         own, base = (
             self._items(run for run in self._by_arm[name] if (run.repeat, run.block) in shared)
@@ -164,7 +165,12 @@ class _Figures:
 
     def _sameness(self, arm: str, answered: Sequence[RequestRun]) -> dict[str, Any]:
         """Ids beside the baseline's, and beside the arm's own in other repeats."""
-        theirs = {key(request): request.token_ids for run in self._by_arm[self._baseline] for request in run.requests if request.error is None}
+        theirs = {
+            key(request): request.token_ids
+            for run in self._by_arm[self._baseline]
+            for request in run.requests
+            if request.error is None
+        }
         own: dict[tuple[int, int], set[tuple[int, ...]]] = {}
         for request in answered:
             if request.token_ids is not None:
@@ -299,5 +305,3 @@ def _category(run: ArmRun) -> str | None:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 6)
-
-

@@ -159,7 +159,9 @@ def _prompts(options: BenchOptions) -> Loaded:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise OptionError(f"{name} must be at least 1, got {value}")
-    loaded = read_source(options.prompts, limit=options.limit, per_category=options.per_category, max_turns=options.max_turns)
+    loaded = read_source(
+        options.prompts, limit=options.limit, per_category=options.per_category, max_turns=options.max_turns
+    )
     for reason, number in loaded.skipped.items():
         note(f"{number} entries of {options.prompts} were left out: {reason}")
     return loaded

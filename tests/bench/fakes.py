@@ -104,7 +104,9 @@ class ScriptedArm(Arm):
 
     def _answer(self, ask, request, tokens, now):
         steps = 1 + -(-(len(tokens) - 1) // self.tokens_per_step)
-        counters = Counters(drafts=steps - 1, drafted=len(tokens) - steps, accepted=len(tokens) - steps, steps=steps - 1)
+        counters = Counters(
+            drafts=steps - 1, drafted=len(tokens) - steps, accepted=len(tokens) - steps, steps=steps - 1
+        )
         return Answer(
             key=ask.key,
             seconds=now,
@@ -175,9 +177,7 @@ def measured_run(arms, work, *, seconds=None, stop_after=None, gap=None, repeats
             if stop_after is not None and len(runs) == stop_after:
                 break
     baseline = next(iter(arms))
-    differences = {
-        key: Difference(position=place, gap=gap) for key, place in find_differences(runs, baseline).items()
-    }
+    differences = {key: Difference(position=place, gap=gap) for key, place in find_differences(runs, baseline).items()}
     return Measured(
         config=config(arms, work, failed, **more),
         runs=tuple(runs),

@@ -119,7 +119,9 @@ def test_an_old_bundle_is_kept_unless_forced(arms, tmp_path):
     assert (tmp_path / "out" / "mine.txt").read_text() == "kept"
 
 
-@pytest.mark.parametrize("name", ["config.json", "runs.jsonl", "outputs.jsonl", "summary.json", "steps", "request_steps"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "runs.jsonl", "outputs.jsonl", "summary.json", "steps", "request_steps"]
+)
 @pytest.mark.parametrize("damage", ["missing", "empty", "cut", "noise"])
 def test_a_damaged_bundle_is_one_clear_error(arms, tmp_path, name, damage):
     work = workload("abc")

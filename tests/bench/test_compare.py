@@ -81,7 +81,9 @@ def test_what_was_set_differently_and_what_came_out_differently_is_said():
 
 def test_only_what_both_runs_hold_is_compared():
     first = measured_run({"none": ScriptedArm("none"), "a": ScriptedArm("a")}, workload("abcd"))
-    second = measured_run({"none": ScriptedArm("none", fails_on=frozenset("c")), "b": ScriptedArm("b")}, workload("abcd"))
+    second = measured_run(
+        {"none": ScriptedArm("none", fails_on=frozenset("c")), "b": ScriptedArm("b")}, workload("abcd")
+    )
     found = compare(first, second)
     assert [item["arm"] for item in found["results"]] == ["none"]
     assert (found["only_in_first"], found["only_in_second"], found["items"]) == (["a"], ["b"], 3)

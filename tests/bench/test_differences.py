@@ -47,7 +47,6 @@ class Scoring:
         return SimpleNamespace(logprobs=(SimpleNamespace(top=tuple(self.scores.items())),))
 
 
-
 def test_the_gap_is_that_of_the_two_tokens_after_the_common_beginning():
     engine = Scoring({7: -1.0, 8: -1.00005, 9: -0.2})
     difference = explain(engine, "a", (1, 2, 7, 3), (1, 2, 8, 4), {"temperature": 0.0})

@@ -149,7 +149,9 @@ class TestRepeats:
         assert ngram["num_requests"] == 9
 
     def test_where_there_is_one_block_repeats_are_items(self, arms):
-        summary = summarise_run(measured_run(arms, workload("abc", open_loop=OpenLoop(times=(0.0, 0.0, 0.0))), seconds=fixed(), repeats=4))
+        summary = summarise_run(
+            measured_run(arms, workload("abc", open_loop=OpenLoop(times=(0.0, 0.0, 0.0))), seconds=fixed(), repeats=4)
+        )
         assert result_of(summary, "ngram")["speedup"]["items"] == 4
 
     def test_noise_and_drift(self, arms):
@@ -176,9 +178,7 @@ class TestRepeats:
 
     def measured(self, arms, plan, seconds):
         work = workload("abcd")
-        made = repeated(
-            arms, work, arms["none"].encode, blocks_of(work, [0, 1, 2, 3]), plan, config(arms, work)
-        )
+        made = repeated(arms, work, arms["none"].encode, blocks_of(work, [0, 1, 2, 3]), plan, config(arms, work))
         return [with_seconds(run, seconds(run)) for run in made]
 
     def test_it_stops_when_the_interval_is_narrow_enough(self, arms, monkeypatch):
@@ -234,7 +234,15 @@ class TestLatency:
 
     def test_one_token_has_no_time_between_tokens(self):
         request = RequestRun(
-            prompt=0, turn=0, prompt_id="", category="", due=0.0, sent=0.0, ended=1.0, num_tokens=1, arrivals=((1.0, 1),)
+            prompt=0,
+            turn=0,
+            prompt_id="",
+            category="",
+            due=0.0,
+            sent=0.0,
+            ended=1.0,
+            num_tokens=1,
+            arrivals=((1.0, 1),),
         )
         found = latencies([request], 1.0, Targets(tpot=0.001))
         assert (found["tpot"], found["itl_step"], found["goodput"]["met"]) == (None, None, 1)

@@ -15,7 +15,9 @@ COMMANDS = ["demo", "generate", "chat", "bench", "bench compare", "bench rescore
 ARGUMENTS = ("prompt", "bundle", "first", "second")
 
 
-@pytest.mark.parametrize("words", [[], *(name.split() for name in COMMANDS)], ids=lambda words: " ".join(words) or "top")
+@pytest.mark.parametrize(
+    "words", [[], *(name.split() for name in COMMANDS)], ids=lambda words: " ".join(words) or "top"
+)
 def test_help_fits_one_screen(words, capsys):
     assert run(*words, "--help") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -28,7 +30,9 @@ def test_every_option_is_in_the_help_and_explained(name, capsys):
     run(*name.split(), "--help")
     shown = capsys.readouterr().out
     command = next(item for item in app.registered_commands if item.name == name)
-    for flag in [f"--{field.replace('_', '-')}" for field in command.callback.__annotations__ if field not in ARGUMENTS]:
+    for flag in [
+        f"--{field.replace('_', '-')}" for field in command.callback.__annotations__ if field not in ARGUMENTS
+    ]:
         line = next(line for line in shown.splitlines() if re.match(rf" +(-\w, )?{flag}( |$)", line))
         assert re.search(rf"{flag}( [A-Z,.]+)?  +\w.{{5,}}", line), f"{flag} has no explanation"
 
