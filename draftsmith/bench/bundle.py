@@ -163,8 +163,8 @@ def _from_files(directory: Path) -> tuple[list[ArmRun], dict[Key, Difference]]:
     logs = [EventLog() for _ in records]
     for name, record_class in _TABLES.items():
         columns, rows = read_table(directory / name, record_class, ("run",))
-        for place, row in zip(columns["run"], rows, strict=True):
-            _records(logs[place], name).append(row)
+        for place, values in zip(columns["run"], rows, strict=True):
+            _records(logs[place], name).append(values)
     requests: list[list[RequestRun]] = [[] for _ in records]
     differences: dict[Key, Difference] = {}
     for row in _read_lines(directory / "outputs.jsonl", is_whole=True):
@@ -191,11 +191,16 @@ def _sizes(requests: Sequence[RequestRun], log: EventLog) -> list[int]:
     return [len(requests), len(log.steps), len(log.requests)]
 
 
+def _counters(record: dict[str, Any] | None) -> Counters | None:
+    if record is None:
+        return None
+    places = record.pop("accepted_at")
+    return Counters(**record, accepted_at=None if places is None else tuple(places))
+
+
 def _run(record: dict[str, Any], requests: Sequence[RequestRun], events: EventLog) -> ArmRun:
-    counters = record.pop("counters")
-    return ArmRun(
-        **record, counters=None if counters is None else Counters(**counters), requests=tuple(requests), events=events
-    )
+    counters = _counters(record.pop("counters"))
+    return ArmRun(**record, counters=counters, requests=tuple(requests), events=events)
 
 
 def _request(row: dict[str, Any]) -> RequestRun:
@@ -204,7 +209,7 @@ def _request(row: dict[str, Any]) -> RequestRun:
     return RequestRun(
         **row,
         token_ids=None if ids is None else tuple(ids),
-        counters=None if counters is None else Counters(**counters),
+        counters=_counters(counters),
         arrivals=arrivals,
     )
 

@@ -107,7 +107,7 @@ def warm_up(arm: Arm, workload: Workload, encode: Encode) -> str | None:
         temperature=workload.temperature,
         top_p=workload.top_p,
         end_ids=workload.end_ids,
-        ignore_eos=True,
+        ignore_eos=workload.ignore_eos,
         concurrency=workload.concurrency,
         raw=workload.raw,
         timeout=workload.timeout,
@@ -132,7 +132,7 @@ def run_block(
     arm: Arm, workload: Workload, encode: Encode, *, block: Sequence[int], number: int, repeat: int, order: int
 ) -> ArmRun:
     """One arm on one block, every turn of every prompt. Interrupts leave the arm without running requests."""
-    before = arm.block_counters()
+    arm.block_counters()
     arm.take_events()
     driver = _Block(arm, workload, encode, block)
     try:
@@ -140,7 +140,6 @@ def run_block(
     except BaseException:
         arm.cancel()
         raise
-    after = arm.block_counters()
     return ArmRun(
         repeat=repeat,
         block=number,
@@ -149,7 +148,7 @@ def run_block(
         seconds=seconds,
         requests=tuple(driver.done),
         events=arm.take_events(),
-        counters=after.less(before) if after is not None and before is not None else None,
+        counters=arm.block_counters(),
         memory_bytes=arm.memory_bytes(),
     )
 
@@ -251,7 +250,7 @@ class _Block:
                 temperature=self._work.temperature,
                 top_p=self._work.top_p,
                 seed=self._work.seed,
-                end_ids=self._work.end_ids,
+                end_ids=frozenset() if self._work.ignore_eos else self._work.end_ids,
                 ignore_eos=self._work.ignore_eos,
             )
         )

@@ -41,7 +41,7 @@ def write_table(
     import pyarrow
     import pyarrow.parquet
 
-    kinds = {**dict.fromkeys(more, "int"), **fields}
+    kinds: dict[str, str] = dict.fromkeys(more, "int") | fields
     schema = pyarrow.schema([(name, getattr(pyarrow, _TYPES[kind])()) for name, kind in kinds.items()])
     temporary = stem.with_name(f".{stem.name}.new")
     pyarrow.parquet.write_table(pyarrow.table(columns, schema=schema), temporary)

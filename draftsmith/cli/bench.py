@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from draftsmith.bench.arms import Arm, Description
+from draftsmith.bench.arms import Arm, Description, RunInfo, check_arm, make_arm
 from draftsmith.bench.arrivals import ClosedLoop, OpenLoop, parse_arrivals, plan
 from draftsmith.bench.bundle import BundleWriter
 from draftsmith.bench.differences import explain, find_differences
@@ -34,7 +35,7 @@ from draftsmith.cli.loading import load_arms, request_settings
 from draftsmith.cli.options import BenchOptions
 from draftsmith.cli.tables import print_bench_tables
 from draftsmith.errors import OptionError, PromptError
-from draftsmith.registry import ARMS, DRAFTERS, load_class, parse_selection, read_options
+from draftsmith.registry import DRAFTERS, load_class, parse_selection
 
 if TYPE_CHECKING:
     from draftsmith.engine.engine import Engine
@@ -46,7 +47,9 @@ _TELL_SECONDS = 30.0
 def run(options: BenchOptions) -> int:
     """Run the command; returns the exit code."""
     drafters = _names("--drafters", options.drafters)
-    peers = [_peer(text, options) for text in _unique("--peer", options.peer)]
+    peers = _unique("--peer", options.peer)
+    for text in peers:
+        check_arm(text)
     if not drafters and not peers:
         raise OptionError("nothing to measure: name drafters (--drafters none,suffix) or engines (--peer ...)")
     if drafters and BASELINE not in drafters:
@@ -54,7 +57,7 @@ def run(options: BenchOptions) -> int:
         note(f"the arm {BASELINE} was added: every comparison needs its baseline")
     for drafter in drafters:
         load_class(parse_selection(drafter, DRAFTERS, "drafter"))
-    names = [*drafters, *(peer.name for peer in peers)]
+    names = [*drafters, *peers]
     baseline = options.baseline or (BASELINE if drafters else names[0])
     if baseline not in names:
         raise OptionError(f"--baseline {baseline!r} is none of the arms: {', '.join(names)}")
@@ -78,7 +81,8 @@ def run(options: BenchOptions) -> int:
     own = [
         OwnArm(name, engine, max_concurrency=_concurrency(sent), rule=options.rule) for name, engine in engines.items()
     ]
-    arms: dict[str, Arm] = {arm.name: arm for arm in [*own, *peers]}
+    info = _run_info(options, workload, judge)
+    arms: dict[str, Arm] = {arm.name: arm for arm in [*own, *(make_arm(text, info) for text in peers)]}
     encode: Encode = own[0].encode if own else (lambda messages, text: None)
     usable, failed = usable_prompts(workload, encode)
     if not usable:
@@ -137,15 +141,23 @@ def _unique(flag: str, named: Sequence[str]) -> list[str]:
     return list(named)
 
 
-def _peer(text: str, options: BenchOptions) -> Arm:
-    selection = parse_selection(text, ARMS, "engine")
-    arm_class = load_class(selection)
-    if not issubclass(arm_class, Arm):
-        raise OptionError(f"{selection.target} is not an Arm")
-    chosen = read_options(arm_class.Options, selection.options, f"engine {text}")
-    arm = arm_class.create(text, chosen, threads=options.threads, timeout=options.timeout)
-    assert isinstance(arm, Arm)
-    return arm
+def _run_info(options: BenchOptions, workload: Workload, judge: Engine | None) -> RunInfo:
+    """What other engines are told: room for the longest conversation, and our tokenizer where there is one."""
+    if judge is None:
+        return RunInfo(threads=options.threads or len(os.sched_getaffinity(0)))
+    tokenizer = judge.tokenizer
+    longest = 0
+    for prompt in workload.prompts:
+        said = sum(len(tokenizer.encode(turn, special=False)) for turn in (*prompt.turns, prompt.system or ""))
+        answers = len(prompt.turns) * (prompt.max_new_tokens or workload.max_new_tokens)
+        longest = max(longest, said + answers + 64 * (1 + len(prompt.turns)))  # marks of the chat template
+    room = min(max(2048, longest), judge.spec.max_context)
+    return RunInfo(
+        threads=options.threads or len(os.sched_getaffinity(0)),
+        context_len=room,
+        count_tokens=lambda text: len(tokenizer.encode(text, special=False)),
+        decode=tokenizer.decode,
+    )
 
 
 def _concurrency(sent: ClosedLoop | OpenLoop) -> int:

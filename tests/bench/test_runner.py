@@ -163,7 +163,6 @@ def test_the_warm_up_is_no_prompt_of_the_workload_and_leaves_no_events():
         assert warm_up(arm, work, arm.encode) is None
         assert len(arm.asked) == 2
         assert not {ask.text for ask in arm.asked} & {"a", "b"}
-        assert all(ask.ignore_eos for ask in arm.asked)
         assert arm.take_events().steps == []
 
 
