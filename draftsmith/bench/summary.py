@@ -30,7 +30,7 @@ DEFINITIONS = {
     "emitted_tokens": "tokens written, the one each prompt step emits included",
     "steps": "(request, step) pairs after the prompt: a batched forward is one for each request in it",
     "tokens_per_step": "(emitted_tokens - prompt_step_tokens) / steps, pooled over the run, bonus token included",
-    "tokens_per_second": "emitted_tokens / seconds_total, prompt processing included; blocks with a failed request left out",
+    "tokens_per_second": "emitted_tokens / seconds_total, prompts included; blocks with a failed request left out",
     "speedup": "tokens_per_second over the baseline's on the same blocks; 95 % paired bootstrap over blocks",
     "identical": "answers whose token ids equal the baseline's",
     "depths": "per draft depth: pairs that decided it, accepted of those (conditional), product so far (survival)",

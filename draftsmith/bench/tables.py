@@ -78,4 +78,4 @@ def _read_parquet(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
 
 def _fields(record_class: type[Any]) -> dict[str, str]:
     # NamedTuple turns annotations into forward references.
-    return {name: getattr(kind, "__forward_arg__", kind) for name, kind in record_class.__annotations__.items()}
+    return {name: str(getattr(kind, "__forward_arg__", kind)) for name, kind in record_class.__annotations__.items()}

@@ -57,7 +57,8 @@ def rates_interval(
 
     With one arm each it is a speed-up, with two a speed-up over another run's. Percentile interval (Efron 1979),
     expanded for few items (Hesterberg 2015: as much as a t interval exceeds a normal one), where uneven items count
-    for as many even ones as would make the same variance (Kish 1965); with one item it is a point. Raises `ValueError` for arms of different length, no items, or a negative or all-zero column.
+    for as many even ones as would make the same variance (Kish 1965); with one item it is a point. Raises
+    `ValueError` for arms of different length, no items, or a negative or all-zero column.
     """
     lengths = {len(arm) for arm in (*above, *below)}
     if len(lengths) != 1 or lengths == {0}:
