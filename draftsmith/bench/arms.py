@@ -9,11 +9,12 @@ tokens; nothing is reused from one request to another unless the arm says so in 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from draftsmith.core.stats import EventLog
+from draftsmith.registry import ARMS, load_class, parse_selection, read_options
 
 Message = Mapping[str, str]
 
@@ -23,8 +24,8 @@ class Ask:
     """One request. `key`: unique within an arm. `ids`: the prompt's token ids where the run's tokenizer made them,
     None where only text can be sent. `messages`: the conversation so far (a raw prompt: None and `text`).
 
-    `seed`: of the request; the same for every arm. `end_ids`: the model's own end tokens, empty where unknown;
-    `ignore_eos`: write past them.
+    `seed`: of the request; the same for every arm. `end_ids`: the model's own end tokens, empty where unknown or where
+    `ignore_eos` asks to write past them.
     """
 
     key: int
@@ -50,17 +51,19 @@ class Arrival:
 
 @dataclass(frozen=True, kw_only=True)
 class Counters:
-    """What an engine says about its speculation for a request, where it has no event log of ours; None: unknown."""
+    """What an engine says about its speculation, where it has no event log of ours; None: unknown.
+
+    `drafts`: drafts that were verified. `drafted`, `accepted`: tokens. `steps`: forwards of the target after the one
+    that read the prompt. `accepted_at`: accepted tokens by their place in the draft. `mean_length`: tokens per step on
+    average since the engine started, from engines that tell nothing finer: it holds work of others too.
+    """
 
     drafts: int | None = None
     drafted: int | None = None
     accepted: int | None = None
     steps: int | None = None
-
-    def less(self, before: Counters) -> Counters:
-        """What was added since `before`."""
-        pairs = {name: (getattr(self, name), getattr(before, name)) for name in ("drafts", "drafted", "accepted", "steps")}
-        return Counters(**{name: None if None in pair else pair[0] - pair[1] for name, pair in pairs.items()})
+    accepted_at: tuple[int, ...] | None = None
+    mean_length: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +71,8 @@ class Answer:
     """The end of a request. `token_ids`: None where the engine tells only text; `num_tokens` is its own count then.
 
     `finish_reason`: "stop" or "length". `error`: why it failed, and then no other field counts but `key` and
-    `seconds`. `request`: its number in the arm's event log, None without one.
+    `seconds`. `request`: its number in the arm's event log, None without one. `details`: what else the engine told,
+    such as times measured in its own process.
     """
 
     key: int
@@ -80,6 +84,7 @@ class Answer:
     finish_reason: str = ""
     request: int | None = None
     counters: Counters | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
 
 
@@ -91,6 +96,19 @@ class Description:
     model: str
     bits_per_weight: float | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """What a run gives to every arm made for it. `context_len`: room for a prompt and its answer, in tokens.
+
+    `count_tokens`, `decode`: of the run's tokenizer, for engines that tell only text or only ids; None without one.
+    """
+
+    threads: int = 1
+    context_len: int = 2048
+    count_tokens: Callable[[str], int] | None = None
+    decode: Callable[[Sequence[int]], str] | None = None
 
 
 class Arm(ABC):
@@ -133,9 +151,31 @@ class Arm(ABC):
         return EventLog()
 
     def block_counters(self) -> Counters | None:
-        """The engine's own totals so far, for engines that count over all requests together; None for others."""
+        """Counters of all requests together since the last call, where the engine does not tell them one by one.
+
+        The runner calls it once before each block and once after the last, so an arm may take it for the border
+        between blocks.
+        """
         return None
 
     def memory_bytes(self) -> int | None:
         """Resident memory of the engine's process now, None where unknown."""
         return None
+
+
+def make_arm(text: str, info: RunInfo) -> Arm:
+    """The arm of another engine that a selection such as `llama_cpp:model=FILE` names. Raises `OptionError`."""
+    arm_class, options = _selected(text)
+    arm: Arm = arm_class.create(text, options, info)
+    return arm
+
+
+def check_arm(text: str) -> None:
+    """Raise `OptionError` for a selection that names no engine or options it has not."""
+    _selected(text)
+
+
+def _selected(text: str) -> tuple[Any, Any]:
+    selection = parse_selection(text, ARMS, "arm")
+    arm_class: Any = load_class(selection)
+    return arm_class, read_options(arm_class.Options, selection.options, f"arm {text}")

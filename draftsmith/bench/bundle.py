@@ -84,7 +84,7 @@ class BundleWriter:
         runs = measured.runs
         _write(
             self._directory / "runs.jsonl",
-            (_line({**_run_record(run), "steps": len(run.events.steps)}) for run in runs),
+            (_line({**_run_record(run), "rows": _sizes(run.requests, run.events)}) for run in runs),
         )
         _write(self._directory / "outputs.jsonl", map(_line, _output_records(measured)))
         for name, record_class in _TABLES.items():
@@ -109,9 +109,7 @@ def read(directory: Path) -> Measured:
         raise UserError(f"{directory} is not a readable bundle: {error.strerror} ({error.filename})") from error
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise UserError(f"{directory} is not a readable bundle: {type(error).__name__}: {error}") from error
-    return _measured(
-        config, runs, differences, interrupted=summary["interrupted"], other_cores=summary["other_cores"]
-    )
+    return _measured(config, runs, differences, interrupted=summary["interrupted"], other_cores=summary["other_cores"])
 
 
 def read_summary(directory: Path) -> dict[str, Any]:
@@ -161,15 +159,15 @@ def _from_journal(path: Path) -> tuple[list[ArmRun], dict[Key, Difference]]:
 
 
 def _from_files(directory: Path) -> tuple[list[ArmRun], dict[Key, Difference]]:
-    records = list(_read_lines(directory / "runs.jsonl"))
+    records = list(_read_lines(directory / "runs.jsonl", is_whole=True))
     logs = [EventLog() for _ in records]
     for name, record_class in _TABLES.items():
         columns, rows = read_table(directory / name, record_class, ("run",))
-        for place, row in zip(columns["run"], rows, strict=True):
-            _records(logs[place], name).append(row)
+        for place, values in zip(columns["run"], rows, strict=True):
+            _records(logs[place], name).append(values)
     requests: list[list[RequestRun]] = [[] for _ in records]
     differences: dict[Key, Difference] = {}
-    for row in _read_lines(directory / "outputs.jsonl"):
+    for row in _read_lines(directory / "outputs.jsonl", is_whole=True):
         place, first = row.pop("run"), row.pop("first_difference")
         del row["arm"]
         request = _request(row)
@@ -178,8 +176,8 @@ def _from_files(directory: Path) -> tuple[list[ArmRun], dict[Key, Difference]]:
             differences[Key(records[place]["arm"], request.prompt, request.turn)] = Difference(**first)
     runs = []
     for record, own, log in zip(records, requests, logs, strict=True):
-        if record.pop("steps") != len(log.steps):
-            raise ValueError("the event log lacks steps")
+        if record.pop("rows") != _sizes(own, log):
+            raise ValueError("rows of its tables are missing")
         runs.append(_run(record, own, log))
     return runs, differences
 
@@ -188,11 +186,21 @@ def _records(log: EventLog, name: str) -> list[Any]:
     return log.steps if name == "steps" else log.requests
 
 
+def _sizes(requests: Sequence[RequestRun], log: EventLog) -> list[int]:
+    """How many rows a run has in each of the three other files."""
+    return [len(requests), len(log.steps), len(log.requests)]
+
+
+def _counters(record: dict[str, Any] | None) -> Counters | None:
+    if record is None:
+        return None
+    places = record.pop("accepted_at")
+    return Counters(**record, accepted_at=None if places is None else tuple(places))
+
+
 def _run(record: dict[str, Any], requests: Sequence[RequestRun], events: EventLog) -> ArmRun:
-    counters = record.pop("counters")
-    return ArmRun(
-        **record, counters=None if counters is None else Counters(**counters), requests=tuple(requests), events=events
-    )
+    counters = _counters(record.pop("counters"))
+    return ArmRun(**record, counters=counters, requests=tuple(requests), events=events)
 
 
 def _request(row: dict[str, Any]) -> RequestRun:
@@ -201,7 +209,7 @@ def _request(row: dict[str, Any]) -> RequestRun:
     return RequestRun(
         **row,
         token_ids=None if ids is None else tuple(ids),
-        counters=None if counters is None else Counters(**counters),
+        counters=_counters(counters),
         arrivals=arrivals,
     )
 
@@ -258,10 +266,12 @@ def _write(path: Path, parts: Iterable[str]) -> None:
     os.replace(temporary, path)
 
 
-def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+def _read_lines(path: Path, *, is_whole: bool = False) -> Iterator[dict[str, Any]]:
     lines = path.read_text(encoding="utf-8").split("\n")
     # A writer that was killed may leave half a line; everything before it is whole.
     if lines[-1]:
+        if is_whole:
+            raise ValueError(f"{path.name}, line {len(lines)} is cut off")
         warnings.warn(f"{path}: line {len(lines)} is cut off; left out", stacklevel=2)
     for line in lines[:-1]:
         yield json.loads(line)

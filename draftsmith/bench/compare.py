@@ -25,7 +25,9 @@ def compare(first: Measured, second: Measured, *, level: float = 0.95, resamples
     """What changed from the first run to the second. Raises `UserError` where nothing can be paired."""
     arms = [arm for arm in first.config["arms"] if arm in second.config["arms"]]
     if not arms:
-        raise UserError(f"no arm is in both runs ({', '.join(first.config['arms'])}; {', '.join(second.config['arms'])})")
+        raise UserError(
+            f"no arm is in both runs ({', '.join(first.config['arms'])}; {', '.join(second.config['arms'])})"
+        )
     baseline = first.config["baseline"]
     if baseline != second.config["baseline"]:
         baseline = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,7 @@ def tpot(request: RequestRun) -> float | None:
 def gaps(request: RequestRun) -> list[tuple[float, int]]:
     """Seconds before each arrival but the first, and its tokens."""
     times = request.arrivals
-    return [(later[0] - earlier[0], later[1]) for earlier, later in zip(times, times[1:], strict=False)]
+    return [(later[0] - earlier[0], later[1]) for earlier, later in pairwise(times)]
 
 
 def samples(requests: Sequence[RequestRun]) -> dict[str, list[float]]:

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from draftsmith.bench.arms import Answer, Arm, Ask, Message
+from draftsmith.bench.arrivals import OpenLoop
 from draftsmith.bench.prompts import Prompt
 from draftsmith.bench.runs import ArmRun, RequestRun
-from draftsmith.errors import DraftsmithError, OptionError
+from draftsmith.errors import DraftsmithError, OptionError, PromptError
 
 # Copying, so that drafters with a local index draft and the controllers see real verification steps.
 _WARM_UP = "Repeat this line three times: one two three four five six seven eight nine ten, one two three four."
@@ -31,8 +32,8 @@ Encode = Callable[[Sequence[Message] | None, str], list[int] | None]
 class Workload:
     """Prompts and how they are sent.
 
-    `times`: when each prompt of the only block is due, in seconds from its start (an open loop); None sends
-    `concurrency` at once and the next when one has ended (a closed loop). `timeout`: seconds without any sign of
+    `open_loop`: when each request of the only block is due; None sends `concurrency` at once and the next when one has
+    ended (a closed loop). `timeout`: seconds without any sign of
     life after which what runs counts as failed. `raw`: no chat template. `end_ids`: the target's own end tokens as
     far as they are known; `ignore_eos` writes past them.
     """
@@ -44,7 +45,7 @@ class Workload:
     end_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     concurrency: int = 1
-    times: Sequence[float] | None = None
+    open_loop: OpenLoop | None = None
     seed: int = 0
     raw: bool = False
     timeout: float = 600.0
@@ -62,6 +63,8 @@ def usable_prompts(workload: Workload, encode: Encode) -> tuple[list[int], dict[
     failed: dict[int, str] = {}
     for index, prompt in enumerate(workload.prompts):
         try:
+            if workload.raw and prompt.system:
+                raise PromptError(f"prompt {prompt.prompt_id} has a system message, which a raw text cannot carry")
             encode(None if workload.raw else first_messages(prompt), prompt.text)
         except DraftsmithError as error:
             failed[index] = str(error)
@@ -80,10 +83,10 @@ def blocks_of(workload: Workload, usable: Sequence[int]) -> list[tuple[int, ...]
     """The usable prompts in blocks of `concurrency`, each of one category; a category's last may be smaller.
 
     One category per block, so that a category's time is the time of its blocks. Blocks stand in the order of
-    their first prompts. An open loop is one block, its prompts taken in turn until all times are used.
+    their first prompts. An open loop is one block, its prompts those a trace names, else one after another.
     """
-    if workload.times is not None:
-        return [tuple(usable[i % len(usable)] for i in range(len(workload.times)))] if usable else []
+    if workload.open_loop is not None:
+        return [tuple(usable[place] for place in workload.open_loop.prompts(len(usable)))] if usable else []
     by_category: dict[str, list[int]] = {}
     for index in usable:
         by_category.setdefault(workload.prompts[index].category, []).append(index)
@@ -104,7 +107,7 @@ def warm_up(arm: Arm, workload: Workload, encode: Encode) -> str | None:
         temperature=workload.temperature,
         top_p=workload.top_p,
         end_ids=workload.end_ids,
-        ignore_eos=True,
+        ignore_eos=workload.ignore_eos,
         concurrency=workload.concurrency,
         raw=workload.raw,
         timeout=workload.timeout,
@@ -129,7 +132,7 @@ def run_block(
     arm: Arm, workload: Workload, encode: Encode, *, block: Sequence[int], number: int, repeat: int, order: int
 ) -> ArmRun:
     """One arm on one block, every turn of every prompt. Interrupts leave the arm without running requests."""
-    before = arm.block_counters()
+    arm.block_counters()
     arm.take_events()
     driver = _Block(arm, workload, encode, block)
     try:
@@ -137,7 +140,6 @@ def run_block(
     except BaseException:
         arm.cancel()
         raise
-    after = arm.block_counters()
     return ArmRun(
         repeat=repeat,
         block=number,
@@ -146,18 +148,18 @@ def run_block(
         seconds=seconds,
         requests=tuple(driver.done),
         events=arm.take_events(),
-        counters=after.less(before) if after is not None and before is not None else None,
+        counters=arm.block_counters(),
         memory_bytes=arm.memory_bytes(),
     )
 
 
 @dataclass
 class _Talk:
-    """A conversation under way: what has been said, and the request that runs."""
+    """A conversation under way: what has been said, and the request that runs. `limit`: a trace's on its answers."""
 
-    place: int  # in the block
     prompt: int
     messages: list[Message]
+    limit: int | None = None
     turn: int = 0
     due: float = 0.0
     sent: float = 0.0
@@ -172,13 +174,19 @@ class _Block:
         self._arm = arm
         self._work = workload
         self._encode = encode
-        times = workload.times or [0.0] * len(block)
+        loop = workload.open_loop
+        limits = [request.output_len for request in loop.requests] if loop is not None else []
         self._waiting = deque(
-            _Talk(place, prompt, first_messages(workload.prompts[prompt]), due=times[place])
+            _Talk(
+                prompt,
+                first_messages(workload.prompts[prompt]),
+                due=0.0 if loop is None else loop.times[place],
+                limit=limits[place] if limits else None,
+            )
             for place, prompt in enumerate(block)
         )
         self._running: dict[int, _Talk] = {}
-        self._places = workload.concurrency if workload.times is None else len(block)
+        self._places = workload.concurrency if loop is None else len(block)
         self._next_key = 0
         self._began = 0.0
         self.done: list[RequestRun] = []
@@ -224,7 +232,7 @@ class _Block:
         text = str(talk.messages[-1]["content"])
         key, self._next_key = self._next_key, self._next_key + 1
         talk.sent = time.perf_counter() - self._began
-        if self._work.times is None and talk.turn == 0:
+        if self._work.open_loop is None and talk.turn == 0:
             talk.due = talk.sent
         self._running[key] = talk
         try:
@@ -238,11 +246,11 @@ class _Block:
                 ids=ids,
                 messages=messages,
                 text=text,
-                max_new_tokens=prompt.max_new_tokens or self._work.max_new_tokens,
+                max_new_tokens=talk.limit or prompt.max_new_tokens or self._work.max_new_tokens,
                 temperature=self._work.temperature,
                 top_p=self._work.top_p,
                 seed=self._work.seed,
-                end_ids=self._work.end_ids,
+                end_ids=frozenset() if self._work.ignore_eos else self._work.end_ids,
                 ignore_eos=self._work.ignore_eos,
             )
         )
@@ -280,8 +288,7 @@ class _Block:
                 {"role": "assistant", "content": answer.text},
                 {"role": "user", "content": prompt.turns[talk.turn + 1]},
             ]
-            following = _Talk(talk.place, talk.prompt, [*talk.messages, *said], turn=talk.turn + 1, due=ended)
-            self._send(following)
+            self._send(_Talk(talk.prompt, [*talk.messages, *said], talk.limit, turn=talk.turn + 1, due=ended))
 
     def _give_up(self, now: float) -> None:
         """Nothing has come for too long: what runs has failed."""

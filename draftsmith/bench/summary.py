@@ -9,7 +9,7 @@ its reason and enters no other figure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -32,7 +32,7 @@ DEFINITIONS = {
     "emitted_tokens": "tokens written, the one each prompt step emits included",
     "steps": "(request, step) pairs after the prompt: a batched forward is one for each request in it",
     "tokens_per_step": "(emitted_tokens - prompt_step_tokens) / steps, pooled over the run, bonus token included",
-    "tokens_per_second": "emitted_tokens / seconds_total, prompt processing included; blocks with a failed request left out",
+    "tokens_per_second": "emitted_tokens / seconds_total, prompts included; blocks with a failed request left out",
     "speedup": "tokens_per_second over the baseline's on the same blocks; 95 % paired bootstrap over blocks",
     "identical": "answers whose token ids equal the baseline's",
     "depths": "per draft depth: pairs that decided it, accepted of those (conditional), product so far (survival)",
@@ -127,9 +127,7 @@ class _Figures:
             "speedup": self._speedup(arm),
             "noise": _noise(timed),
             **_speculation(own, timed, seconds),
-            "latency": latencies(
-                [request for run in timed for request in run.requests], seconds, self._targets
-            ),
+            "latency": latencies([request for run in timed for request in run.requests], seconds, self._targets),
             "memory_bytes": max((run.memory_bytes for run in own if run.memory_bytes is not None), default=None),
             **self._sameness(arm, answered),
         }
@@ -152,7 +150,10 @@ class _Figures:
     def _speedup(self, arm: str) -> dict[str, Any] | None:
         if arm == self._baseline:
             return None
-        whole = {name: {(run.repeat, run.block) for run in self._by_arm[name] if run.is_whole} for name in (arm, self._baseline)}
+        whole = {
+            name: {(run.repeat, run.block) for run in self._by_arm[name] if run.is_whole}
+            for name in (arm, self._baseline)
+        }
         shared = whole[arm] & whole[self._baseline]
         own, base = (
             self._items(run for run in self._by_arm[name] if (run.repeat, run.block) in shared)
@@ -173,7 +174,12 @@ class _Figures:
 
     def _sameness(self, arm: str, answered: Sequence[RequestRun]) -> dict[str, Any]:
         """Ids beside the baseline's, and beside the arm's own in other repeats."""
-        theirs = {key(request): request.token_ids for run in self._by_arm[self._baseline] for request in run.requests if request.error is None}
+        theirs = {
+            key(request): request.token_ids
+            for run in self._by_arm[self._baseline]
+            for request in run.requests
+            if request.error is None
+        }
         own: dict[tuple[int, int], set[tuple[int, ...]]] = {}
         for request in answered:
             if request.token_ids is not None:
@@ -308,5 +314,3 @@ def _category(run: ArmRun) -> str | None:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 6)
-
-

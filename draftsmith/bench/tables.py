@@ -41,7 +41,7 @@ def write_table(
     import pyarrow
     import pyarrow.parquet
 
-    kinds = {**dict.fromkeys(more, "int"), **fields}
+    kinds: dict[str, str] = dict.fromkeys(more, "int") | fields
     schema = pyarrow.schema([(name, getattr(pyarrow, _TYPES[kind])()) for name, kind in kinds.items()])
     temporary = stem.with_name(f".{stem.name}.new")
     pyarrow.parquet.write_table(pyarrow.table(columns, schema=schema), temporary)
@@ -78,4 +78,4 @@ def _read_parquet(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
 
 def _fields(record_class: type[Any]) -> dict[str, str]:
     # NamedTuple turns annotations into forward references.
-    return {name: getattr(kind, "__forward_arg__", kind) for name, kind in record_class.__annotations__.items()}
+    return {name: str(getattr(kind, "__forward_arg__", kind)) for name, kind in record_class.__annotations__.items()}

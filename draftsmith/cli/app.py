@@ -1,8 +1,9 @@
 """The `draftsmith` command: its commands, and how errors become one line and an exit code.
 
 The entry point of the installed script. Exit codes: 0 done; 1 the demo found a difference that a near
-tie does not explain, or a bundle's figures are not those of its logs; 2 the user's mistake, told in one line on stderr; 130 stopped by Ctrl-C; 141
-the reader of stdout went away. Invariant: no mistake of a user ends in a traceback.
+tie does not explain, or a bundle's figures are not those of its logs; 2 the user's mistake, told in one
+line on stderr; 130 stopped by Ctrl-C; 141 the reader of stdout went away. Invariant: no mistake of a user ends
+in a traceback.
 """
 
 from __future__ import annotations

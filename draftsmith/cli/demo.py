@@ -119,7 +119,9 @@ def _config(options: DemoOptions, arms: Mapping[str, Engine]) -> dict[str, Any]:
         "model": options.model,
         "baseline": BASELINE,
         "arms": list(arms),
-        "descriptions": {name: {"engine": "draftsmith", "backend": engine.backend_name} for name, engine in arms.items()},
+        "descriptions": {
+            name: {"engine": "draftsmith", "backend": engine.backend_name} for name, engine in arms.items()
+        },
         "targets": {},
         "load": "closed:1",
         "temperature": 0.0,
@@ -132,7 +134,9 @@ def _config(options: DemoOptions, arms: Mapping[str, Engine]) -> dict[str, Any]:
 def _differences(runs: Sequence[ArmRun], engine: Engine) -> dict[Key, Difference]:
     ids = {(run.arm, request.prompt): request.token_ids or () for run in runs for request in run.requests}
     return {
-        key: explain(engine, DEMO_PROMPTS[key.prompt].messages, ids[BASELINE, key.prompt], ids[key.arm, key.prompt], SETTINGS)
+        key: explain(
+            engine, DEMO_PROMPTS[key.prompt].messages, ids[BASELINE, key.prompt], ids[key.arm, key.prompt], SETTINGS
+        )
         for key in find_differences(runs, BASELINE)
     }
 

@@ -195,6 +195,13 @@ class WorkloadOptions:
         str,
         Option("--load", metavar="L", help="closed:8, poisson:2, bursty:rate=2, trace:FILE", rich_help_panel=_WORKLOAD),
     ] = ""
+    requests: Annotated[
+        int | None,
+        Option("--requests", metavar="N", help="Of an open loop [one per prompt]", rich_help_panel=_WORKLOAD),
+    ] = None
+    lengths: Annotated[
+        str, Option("--lengths", metavar="T", help="Tokens in and out: 1k:256,8k:64", rich_help_panel=_WORKLOAD)
+    ] = ""
     max_new_tokens: Annotated[
         int, Option("--max-new-tokens", "-n", metavar="N", help="Most tokens to write", rich_help_panel=_WORKLOAD)
     ] = 128

@@ -56,8 +56,9 @@ def rates_interval(
     """The product of the rates of the arms `above` over that of the arms `below`, items of all arms paired.
 
     With one arm each it is a speed-up, with two a speed-up over another run's. Percentile interval (Efron 1979),
-    expanded for few items (Hesterberg 2015: as much as a t interval exceeds a normal one); with one item it is a
-    point. Raises `ValueError` for arms of different length, no items, or a negative or all-zero column.
+    expanded for few items (Hesterberg 2015: as much as a t interval exceeds a normal one), where uneven items count
+    for as many even ones as would make the same variance (Kish 1965); with one item it is a point. Raises
+    `ValueError` for arms of different length, no items, or a negative or all-zero column.
     """
     lengths = {len(arm) for arm in (*above, *below)}
     if len(lengths) != 1 or lengths == {0}:
@@ -79,7 +80,7 @@ def rates_interval(
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = np.prod(np.concatenate(drawn) ** powers, axis=1)
     ratios = ratios[np.isfinite(ratios)]  # a resample may miss every item that costs anything
-    tail = _expanded_tail((1 - level) / 2, items)
+    tail = _expanded_tail((1 - level) / 2, float((totals**2 / (columns**2).sum(axis=1)).min()))
     low, high = np.quantile(ratios, [tail, 1 - tail])
     return RatioInterval(
         ratio=float(np.prod(totals**powers)),
@@ -91,16 +92,17 @@ def rates_interval(
     )
 
 
-def _expanded_tail(tail: float, items: int) -> float:
+def _expanded_tail(tail: float, items: float) -> float:
     """The tail whose normal quantile is as far out as the t quantile of `tail`, the bootstrap's narrowness included."""
-    if items < 2:
+    if items < 1 + 1e-9:
         return tail
+    items = max(items, 2.0)
     return NormalDist().cdf(-math.sqrt(items / (items - 1)) * _student_quantile(1 - tail, items - 1))
 
 
-def _student_quantile(probability: float, freedom: int) -> float:
+def _student_quantile(probability: float, freedom: float) -> float:
     """Student's t above its median: its density over the angle atan(t / sqrt(freedom)) is a power of the cosine."""
-    angles = np.linspace(0.0, math.pi / 2, 20_001)
+    angles = np.linspace(0.0, math.pi / 2, 20_001)[:-1]
     density = np.cos(angles) ** (freedom - 1)
     below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
     angle = np.interp((2 * probability - 1) * below[-1], below, angles)

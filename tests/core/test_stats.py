@@ -21,7 +21,6 @@ from draftsmith.core.stats import (
     RequestStepRecord,
     Seconds,
     StepRecord,
-
     request_totals,
     summarise,
 )
