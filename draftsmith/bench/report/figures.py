@@ -10,6 +10,7 @@ import importlib.util
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,23 +66,31 @@ def can_draw() -> bool:
 
 def swatch(arm: int, name: str) -> str:
     """A piece of an arm's line with its marker."""
-    with settings(name):
-        figure, axes = _panel(34, 14)
-        axes.set_axis_off()
-        axes.plot([0, 0.5, 1], [0, 0, 0], markevery=[1], **_look(arm))
-        axes.set_xlim(-0.05, 1.05)
-        return to_svg(figure, name, "")
+    return _arm_swatch(arm).replace("SWATCH-", f"{name}-")
 
 
 def part_swatch(part: int, name: str) -> str:
     """A piece of a part's bar."""
-    with settings(name):
-        figure, axes = _panel(26, 14)
-        axes.set_axis_off()
+    return _part_swatch(part).replace("SWATCH-", f"{name}-")
+
+
+@cache
+def _arm_swatch(arm: int) -> str:
+    with settings("SWATCH"):
+        figure, axes = _bare(34, 14)
+        axes.plot([0, 0.5, 1], [0, 0, 0], markevery=[1], clip_on=False, **_look(arm))
+        axes.set_xlim(-0.05, 1.05)
+        return to_svg(figure, "SWATCH", "")
+
+
+@cache
+def _part_swatch(part: int) -> str:
+    with settings("SWATCH"):
+        figure, axes = _bare(26, 14)
         axes.barh([0], [1], height=1, **_filling(part))
-        axes.set_xlim(0, 1)
-        axes.set_ylim(-0.5, 0.5)
-        return to_svg(figure, name, "")
+        axes.set_xlim(-0.02, 1.02)
+        axes.set_ylim(-0.6, 0.6)
+        return to_svg(figure, "SWATCH", "")
 
 
 def lines(
@@ -214,6 +223,16 @@ def _panel(width: float, height: float) -> tuple[Figure, Axes]:
     # 72 units of the drawing are an inch of matplotlib's.
     figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
     return figure, figure.add_subplot()
+
+
+def _bare(width: float, height: float) -> tuple[Figure, Axes]:
+    """A panel without axes, as large as the drawing; without a layout to work out it is quickly drawn."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width / 72, height / 72))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    return figure, axes
 
 
 def _draw(axes: Axes, item: Series, aside: float) -> None:
