@@ -11,8 +11,8 @@ import draftsmith.cli.options as options
 from draftsmith.cli.app import app
 from tests.cli.tiny import ENVIRONMENT, run
 
-COMMANDS = ["demo", "generate", "chat", "bench", "bench compare", "bench rescore", "models"]
-ARGUMENTS = ("prompt", "bundle", "first", "second")
+COMMANDS = ["demo", "generate", "chat", "bench", "bench compare", "bench report", "bench rescore", "models"]
+ARGUMENTS = ("prompt", "bundle", "bundles", "first", "second")
 
 
 @pytest.mark.parametrize(

@@ -59,13 +59,13 @@ def _result(summary: Mapping[str, Any], arm: str) -> Mapping[str, Any] | None:
 
 def _told(arm: str, points: _Points) -> str:
     """Where an arm is faster, slower, or neither, in a sentence; empty for a baseline."""
-    found: dict[str, list[str]] = {"faster": [], "not told apart from 1": [], "slower": []}
+    found: dict[str, list[str]] = {"faster": [], "no difference beyond noise": [], "slower": []}
     for level, _, summary in points:
         result = _result(summary, arm)
         speedup = None if result is None else result["speedup"]
         if speedup is None or speedup["ratio"] is None:
             continue
-        verdict = "faster" if speedup["low"] > 1 else "slower" if speedup["high"] < 1 else "not told apart from 1"
+        verdict = "faster" if speedup["low"] > 1 else "slower" if speedup["high"] < 1 else "no difference beyond noise"
         found[verdict].append(str(level))
     parts = [f"{verdict} at {', '.join(levels)}" for verdict, levels in found.items() if levels]
     return f"{arm}: {'; '.join(parts)} (requests at a time)." if parts else ""

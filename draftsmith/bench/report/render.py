@@ -17,6 +17,7 @@ MARK = "draftsmith bench report"
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&$@])")
 
 # Long names such as draft_model:model=path/to/file may be broken behind these.
+_LONG = 28
 _BREAKS = re.compile(r"(?<=[:/=,_])(?=\S)")
 
 
@@ -30,10 +31,16 @@ def to_html(document: Document) -> str:
         loader=FileSystemLoader(here), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["drawing"] = Markup
-    environment.filters["breakable"] = lambda text: Markup("<wbr>").join(_BREAKS.split(text))
+    environment.filters["breakable"] = _breakable
     environment.filters["kind"] = lambda block: type(block).__name__
     style = Markup((here / "page.css").read_text(encoding="utf-8"))
     return environment.get_template("page.html").render(document=document, style=style, mark=MARK) + "\n"
+
+
+def _breakable(text: str) -> str:
+    from markupsafe import Markup
+
+    return Markup("<wbr>").join(_BREAKS.split(text)) if len(text) > _LONG else text
 
 
 def to_markdown(document: Document) -> str:

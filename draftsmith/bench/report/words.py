@@ -118,10 +118,9 @@ def _engines(results: Sequence[Mapping[str, Any]]) -> str:
 
 def _hardware(hardware: Mapping[str, Any]) -> str:
     parts = [str(hardware.get("processor") or hardware.get("machine") or "unknown processor")]
-    if hardware.get("cores"):
-        parts.append(f"{hardware['cores']} cores")
-    if hardware.get("threads"):
-        parts.append(f"{hardware['threads']} threads")
+    for what in ("cores", "threads"):
+        if hardware.get(what):
+            parts.append(f"{hardware[what]} {what if hardware[what] != 1 else what[:-1]}")
     if hardware.get("memory_bytes"):
         parts.append(f"{hardware['memory_bytes'] / 2**30:.1f} GiB")
     if hardware.get("gpu"):
