@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import warnings
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -241,10 +242,13 @@ class TestHostileData:
     @needs_plots
     def test_labels_are_taken_literally(self):
         series = [figures.Series(1, [1.5], [0], [1.2], [1.9])]
-        drawn = figures.speedups([("<b>&$x^2$\x07\n", series)], "n", "t\\1<", "over", 700)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            drawn = figures.speedups([("<b>&$x^2$\x07\n", series), ("数学", series)], "n", "t\\1<", "over", 700)
         words = "".join(ElementTree.fromstring(drawn).itertext())
         assert "<b>&$x^2$" in words
         assert "\x07" not in words
+        assert "数学" in words
         assert ElementTree.fromstring(drawn).get("aria-label") == "t\\1<"
 
     def test_markdown_is_escaped(self, hostile):

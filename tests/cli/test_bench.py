@@ -68,6 +68,21 @@ def test_the_bundle_holds_what_the_summary_was_computed_from(bench):
     assert len(config["prompts_sha256"]) == 64
 
 
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
+def test_the_bundle_holds_a_page_and_any_fault_of_it_costs_no_run(bench, monkeypatch):
+    captured, output, _ = bench("-d", "none,suffix", "--limit", "2")
+    assert "<svg" in (output / "report.html").read_text()
+    assert "report.html" not in captured.err
+
+    def fail(*_):
+        raise RuntimeError("no fonts")
+
+    monkeypatch.setattr("draftsmith.cli.report.to_html", fail)
+    captured, output, _ = bench("-d", "none,suffix", "--limit", "2", name="other")
+    assert "no report.html (RuntimeError: no fonts); the bundle is whole" in captured.err
+    assert bundle.read(output).runs
+
+
 def test_tables_for_people(bench):
     captured, output, _ = bench("-d", "none,ngram")
     lines = captured.out.splitlines()

@@ -68,10 +68,11 @@ class Plot:
 
 @dataclass(frozen=True)
 class Plots:
-    """Drawings that belong together. `legend`: a swatch as SVG and what it stands for."""
+    """Drawings that belong together. `legend`: a swatch as SVG and what it stands for; `note`: how to read them."""
 
     plots: Sequence[Plot]
     legend: Sequence[tuple[str, str]] = ()
+    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ HALF, WIDE, NARROW = 440, 700, 390
 """Widths to draw for: two beside each other, one alone, one on a phone."""
 FEW = 5
 """Points from fewer counts than this are hollow: they say little."""
+HOLLOW = f"Hollow points rest on fewer than {FEW} steps."
 _MANY = 400
 """An empirical distribution is drawn through so many of its values at most."""
 _LOG_FROM = 8.0

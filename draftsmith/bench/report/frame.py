@@ -32,12 +32,12 @@ class Frame:
         results: Sequence[Mapping[str, Any]] = self.summary["results"]
         return results
 
-    def plots(self, name: str, plots: Sequence[Plot], arms: Sequence[int]) -> list[Block]:
+    def plots(self, name: str, plots: Sequence[Plot], arms: Sequence[int], note: str = "") -> list[Block]:
         """Panels with one legend of arms; nothing where there are no drawings."""
         if not plots:
             return []
         legend = [(figures.swatch(arm, f"{self.anchor}{name}arm{arm}"), self.arms[arm]["arm"]) for arm in arms]
-        return [Plots(plots, legend)]
+        return [Plots(plots, legend, note)]
 
     def wide(self, title: str, draw: Callable[[str, int], str], name: str) -> list[Plot]:
         """A plot as wide as the page, drawn for large and for small screens; none where plots are not wanted."""

@@ -98,9 +98,9 @@ def categories(frame: Frame) -> list[Block]:
     plot = frame.wide(title, lambda name, width: figures.speedups(drawn, name, title, label, width), "categories")
     head = ["category", "arm", "requests", "tokens/step", "tokens/s", "speed-up", "95 % interval", "items"]
     return [
-        *frame.plots("categories", plot, [place for place, _ in others]),
+        *frame.plots("categories", plot, [place for place, _ in others], "The line at 1 is the baseline."),
         Text(
-            "The line at 1 is the baseline. Items are what the interval resamples: blocks of prompts, or repeats "
+            "Items are what the interval resamples: blocks of prompts, or repeats "
             "where there is one block. An interval from one item is a point and does not mean certainty."
         ),
         Table(key="categories", head=head, rows=rows, words=("arm",), folded=folded(rows)),
@@ -140,11 +140,8 @@ def acceptance(frame: Frame) -> list[Block]:
             panels.append(Plot(title, figures.lines(series, name, title, labels=labels, share=True)))
     head = ["arm", "depth", "decided", "accepted", "conditional", "survival"]
     return [
-        *frame.plots("depths", panels, [place for place, _ in arms]),
-        Text(
-            "Decided: steps whose verification came so deep. Survival is the product of the shares down to a depth. "
-            f"Hollow points rest on fewer than {figures.FEW} steps."
-        ),
+        *frame.plots("depths", panels, [place for place, _ in arms], figures.HOLLOW),
+        Text("Decided: steps whose verification came so deep. Survival is the product of the shares down to a depth."),
         Table(key="depths", head=head, rows=rows, folded=folded(rows)),
     ]
 

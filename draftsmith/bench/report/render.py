@@ -49,7 +49,7 @@ def to_markdown(document: Document) -> str:
     several = len(document.chapters) > 2
     for chapter in document.chapters:
         lines += _chapter(chapter, several)
-    return "\n".join(lines).rstrip() + "\n"
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 
 
 def _chapter(chapter: Chapter, headed: bool) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -74,7 +75,10 @@ def settings(name: str) -> Iterator[None]:
 def to_svg(figure: Figure, name: str, title: str) -> str:
     """The drawing. `name`: unique in the page, letters and digits; `title`: read out in its place."""
     stream = io.StringIO()
-    figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    with warnings.catch_warnings():
+        # Its own font lacks some scripts; the reader's fonts draw the text.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = stream.getvalue()
     for pattern in _DROPPED:
         text = re.sub(pattern, "", text, flags=re.DOTALL)

@@ -64,10 +64,10 @@ def parts(frame: Frame) -> list[Block]:
     ]
     head = ["arm", *(f"{part}, ms" for part in _PARTS), "all, ms", *(f"{part}, %" for part in _PARTS)]
     return [
-        *([Plots(plot, legend)] if plot else []),
+        *([Plots(plot, legend, "An engine that does not tell its parts is one open bar.")] if plot else []),
         Text(
             "Milliseconds of wall time per emitted token (seconds over emitted_tokens). Verify is the target's "
-            "forward, sample the verification rule, other the rest; an engine that does not tell is one open bar."
+            "forward, sample the verification rule, other the rest."
         ),
         Table(key="time", head=head, rows=rows),
     ]
@@ -103,11 +103,12 @@ def cost(frame: Frame) -> list[Block]:
         "cost",
     )
     return [
-        *frame.plots("cost", plot, [place for place, _ in arms]),
+        *frame.plots(
+            "cost", plot, [place for place, _ in arms], f"{figures.HOLLOW} Arms are drawn a little beside each other."
+        ),
         Text(
             "A draft pays where another row costs little: a flat curve is room for drafting. Steps that also scored "
-            "prompt rows are left out. Hollow points rest on fewer than "
-            f"{figures.FEW} steps; arms are drawn a little beside each other."
+            "prompt rows are left out."
         ),
         Table(key="cost", head=head, rows=rows, folded=folded(rows)),
     ]
