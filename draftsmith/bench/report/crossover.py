@@ -94,12 +94,15 @@ def _plots(arms: Sequence[str], points: _Points, over: str) -> Plots:
         [
             Plot(
                 title,
-                figures.lines(series, f"crossover{name}", title, labels=(across, label), level=level, doubling=True),
+                figures.lines(
+                    series, f"crossover{name}", title, labels=(across, label), level=level, doubling=True, apart=0.05
+                ),
             )
             for title, series, label, level, name in panels
             if series
         ],
         [(figures.swatch(place, f"crossoverarm{place}"), arm) for place, arm in enumerate(arms)],
+        "Arms are drawn a little beside each other.",
     )
 
 

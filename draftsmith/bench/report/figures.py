@@ -116,7 +116,8 @@ def lines(
         if level is not None:
             axes.axhline(level, color=INK, linewidth=1, zorder=1)
         for place, item in enumerate(series):
-            _draw(axes, item, apart * (place - (len(series) - 1) / 2))
+            aside = apart * (place - (len(series) - 1) / 2)
+            _draw(axes, item, [value * 2**aside if doubling else value + aside for value in item.x])
         _label(axes, labels)
         if doubling:
             places = sorted({value for item in series for value in item.x})
@@ -236,9 +237,8 @@ def _bare(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _draw(axes: Axes, item: Series, aside: float) -> None:
+def _draw(axes: Axes, item: Series, x: Sequence[float]) -> None:
     look = _look(item.arm)
-    x = [value + aside for value in item.x]
     if item.low is not None and item.high is not None:
         below = [value - low for value, low in zip(item.y, item.low, strict=True)]
         above = [high - value for value, high in zip(item.y, item.high, strict=True)]
