@@ -24,7 +24,8 @@ class Ask:
     """One request. `key`: unique within an arm. `ids`: the prompt's token ids where the run's tokenizer made them,
     None where only text can be sent. `messages`: the conversation so far (a raw prompt: None and `text`).
 
-    `seed`: of the request; the same for every arm. `end_ids`: the model's own end tokens, empty to write past them.
+    `seed`: of the request; the same for every arm. `end_ids`: the model's own end tokens, empty where unknown or where
+    `ignore_eos` asks to write past them.
     """
 
     key: int
@@ -36,6 +37,7 @@ class Ask:
     top_p: float = 1.0
     seed: int = 0
     end_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

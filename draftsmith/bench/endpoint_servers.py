@@ -64,11 +64,11 @@ def recognise(model: Mapping[str, Any]) -> Server:
 def special_fields(server: Server, ask: Ask, salt: str) -> dict[str, Any]:
     """Fields of a request that only this server knows. Raises `EndpointError` for what it cannot do."""
     fields = dict(server.fields)
-    if not ask.end_ids:
+    if ask.ignore_eos:
         if not server.skips_ends:
             raise EndpointError("cannot be told to write past end tokens; if it is one that can, say kind=")
         fields["ignore_eos"] = True
-    elif server.takes_stop_ids:
+    elif ask.end_ids and server.takes_stop_ids:
         fields["stop_token_ids"] = sorted(ask.end_ids)
     if server.name == "vllm":
         fields["cache_salt"] = f"{salt}-{ask.key}"

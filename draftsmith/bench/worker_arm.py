@@ -158,7 +158,7 @@ class WorkerArm(Arm):
         fields: dict[str, Any] = {
             "ids": [int(token) for token in ask.ids or ()],
             "n": ask.max_new_tokens,
-            "stop": sorted(ask.end_ids),
+            "stop": [] if ask.ignore_eos else sorted(ask.end_ids),
             "temperature": ask.temperature,
             "top_p": ask.top_p,
             "seed": ask.seed,
@@ -193,7 +193,7 @@ class WorkerArm(Arm):
             token_ids=ids,
             num_tokens=len(ids),
             text=self._info.decode(ids) if self._info.decode else "",
-            finish_reason="stop" if ids and ids[-1] in ask.end_ids else "length",
+            finish_reason="stop" if ids and ids[-1] in ask.end_ids and not ask.ignore_eos else "length",
             counters=counters if counters != Counters() else None,
             details=result,
         )

@@ -68,7 +68,7 @@ def test_a_plain_server_gets_what_openai_knows_and_nothing_else(make, server):
     assert len(arrivals) == 4
     assert arm.block_counters() is None
     assert "Authorization" not in server.headers[0]
-    assert "end tokens" in error_of(arm, plain(end_ids=()))
+    assert "end tokens" in error_of(arm, plain(ignore_eos=True))
     assert "use api=chat" in error_of(arm, ask(ids=(1, 2), messages=MESSAGES))
 
 
@@ -99,12 +99,14 @@ def test_servers_get_the_fields_they_know(make, server):
     ids = (4, 5, 6)
     arm = make("vllm")
     run_one(arm, ask(7, ids, end_ids=(2, 1)))
-    run_one(arm, ask(8, ids, end_ids=()))
+    run_one(arm, ask(8, ids, end_ids=(), ignore_eos=True))
     first, second = server.bodies
     assert first["prompt"] == [4, 5, 6] and first["stop_token_ids"] == [1, 2] and first["return_token_ids"] is True
     assert "ignore_eos" not in first and second["ignore_eos"] is True and "stop_token_ids" not in second
     assert first["cache_salt"] != second["cache_salt"]
-    run_one(make("sglang"), ask(0, ids, end_ids=()))
+    run_one(arm, ask(9, ids, end_ids=()))
+    assert not {"ignore_eos", "stop_token_ids"} & server.bodies[-1].keys(), "unknown end tokens are the server's own"
+    run_one(make("sglang"), ask(0, ids, end_ids=(), ignore_eos=True))
     assert server.bodies[-1]["ignore_eos"] is True and server.bodies[-1]["prompt"] == [4, 5, 6]
     run_one(make("llamacpp"), ask(0, ids, seed=0xFFFFFFFF))
     assert server.bodies[-1]["cache_prompt"] is False and server.bodies[-1]["seed"] == 0
