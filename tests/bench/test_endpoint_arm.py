@@ -323,12 +323,12 @@ def test_odd_but_right_streams_are_read(make, server):
 
 
 def test_a_server_that_hangs_costs_the_timeout_once_per_block(make, server):
-    arm = make(options=":timeout=0.5")
-    server.answer = lambda handler, body: time.sleep(3)
+    arm = make(options=":timeout=1")
+    server.answer = lambda handler, body: time.sleep(4)
     began = time.perf_counter()
     found = run(arm, plain(0), plain(1))
-    assert all("within 0.5 s" in answer.error or "for 0.5 s" in answer.error for answer, _ in found.values())
-    assert time.perf_counter() - began < 2
+    assert all("within 1 s" in answer.error or "for 1 s" in answer.error for answer, _ in found.values())
+    assert time.perf_counter() - began < 3
     assert "not asked again" in error_of(arm, plain(2))
     num_asked = len(server.bodies)
     server.answer = say_words
@@ -346,8 +346,8 @@ def test_a_server_that_dribbles_has_no_more_time_than_others(make, server):
 
     server.answer = dribble
     began = time.perf_counter()
-    assert "within 0.6 s" in error_of(make(options=":timeout=0.6"), plain())
-    assert time.perf_counter() - began < 1.5
+    assert "within 1 s" in error_of(make(options=":timeout=1"), plain())
+    assert time.perf_counter() - began < 3
 
 
 def test_a_dead_endpoint_fails_fast_and_is_asked_again_once_per_block(make, server):
@@ -358,7 +358,7 @@ def test_a_dead_endpoint_fails_fast_and_is_asked_again_once_per_block(make, serv
     assert "not asked again" in error_of(arm, plain(1))
     assert arm.block_counters() is None
     assert "not asked again" not in error_of(arm, plain(2))
-    assert time.perf_counter() - began < 2
+    assert time.perf_counter() - began < 3
     with pytest.raises(UserError, match="connection refused"):
         arm.open()
 
