@@ -22,7 +22,8 @@ from draftsmith.errors import OptionError
 
 _SHOWN = 200
 """Most characters of what a server said that an error repeats."""
-_MOST_LINE = _MOST_BODY = 1 << 24
+_MOST_LINE = 1 << 22
+_MOST_BODY = 1 << 24
 _MOST_ERROR_BODY = 1 << 16
 
 
@@ -63,7 +64,8 @@ class Address:
         return self.base.removesuffix("/v1")
 
     def __str__(self) -> str:
-        return f"{'https' if self.is_secure else 'http'}://{self.host}:{self.port}{self.base}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.is_secure else 'http'}://{host}:{self.port}{self.base}"
 
 
 @final

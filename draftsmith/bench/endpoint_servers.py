@@ -68,7 +68,7 @@ def special_fields(server: Server, ask: Ask, salt: str) -> dict[str, Any]:
         if not server.skips_ends:
             raise EndpointError("cannot be told to write past end tokens; if it is one that can, say kind=")
         fields["ignore_eos"] = True
-    elif server.takes_stop_ids:
+    elif ask.end_ids and server.takes_stop_ids:
         fields["stop_token_ids"] = sorted(ask.end_ids)
     if server.name == "vllm":
         fields["cache_salt"] = f"{salt}-{ask.key}"

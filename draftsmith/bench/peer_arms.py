@@ -7,6 +7,8 @@ request, the same threads and the same end tokens; what an engine does of its ow
 
 from __future__ import annotations
 
+import math
+import mmap
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +18,8 @@ from typing import Any, ClassVar, Self, final
 from draftsmith.bench.arms import Description, RunInfo
 from draftsmith.bench.worker_arm import WorkerArm, WorkerSettings
 from draftsmith.bench.worker_process import SCRIPTS
-from draftsmith.errors import OptionError
+from draftsmith.errors import OptionError, UserError
+from draftsmith.io.gguf_header import read_header
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +64,7 @@ class PeerArm(WorkerArm):
 
     Options: ClassVar[type[PeerOptions]] = PeerOptions
     script: ClassVar[str]
+    title: ClassVar[str]
 
     def __init__(self, name: str, options: PeerOptions, info: RunInfo) -> None:
         self._options = options
@@ -88,15 +92,11 @@ class PeerArm(WorkerArm):
     def describe(self, found: Mapping[str, Any]) -> Description:
         more = {"draft": self._options.draft, "threads": self._settings.threads}
         return Description(
-            engine=self.engine(found),
+            engine=f"{self.title} {found.get('version', '')}".strip(),
             model=Path(self._options.model).name,
             bits_per_weight=found.get("bits_per_weight"),
             details={**found, **more},
         )
-
-    def engine(self, found: Mapping[str, Any]) -> str:
-        """Name and version."""
-        return f"{type(self).__name__.removesuffix('Arm')} {found.get('version', '')}".strip()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +116,7 @@ class LlamaCppArm(PeerArm):
 
     Options = LlamaCppOptions
     script = "llama_cpp_worker.py"
+    title = "llama-cpp-python"
 
     def load_arguments(self) -> Mapping[str, Any]:
         assert isinstance(self._options, LlamaCppOptions)
@@ -123,9 +124,6 @@ class LlamaCppArm(PeerArm):
 
     def stream_arguments(self) -> Mapping[str, Any]:
         return {"draft": self._options.draft}
-
-    def engine(self, found: Mapping[str, Any]) -> str:
-        return f"llama-cpp-python {found.get('version', '')}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +146,7 @@ class TransformersArm(PeerArm):
 
     Options = TransformersOptions
     script = "transformers_worker.py"
+    title = "transformers"
 
     def load_arguments(self) -> Mapping[str, Any]:
         assert isinstance(self._options, TransformersOptions)
@@ -159,9 +158,25 @@ class OpenVinoArm(PeerArm):
     """OpenVINO GenAI, which converts the file when it reads it."""
 
     script = "openvino_worker.py"
+    title = "OpenVINO GenAI"
 
     def load_arguments(self) -> Mapping[str, Any]:
         return {**super().load_arguments(), "draft": self._options.draft}
 
     def stream_arguments(self) -> Mapping[str, Any]:
         return {"draft": self._options.draft}
+
+    def describe(self, found: Mapping[str, Any]) -> Description:
+        # It does not tell what it makes of the weights, so these are the file's bits.
+        bits = _file_bits(Path(self._options.model).expanduser())
+        return super().describe({**found, "bits_per_weight": bits, "bits_per_weight_of": "the file"})
+
+
+def _file_bits(path: Path) -> float | None:
+    """Bits per weight of a GGUF file's tensors; None for what this package cannot read."""
+    try:
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            tensors = read_header(data, path).tensors.values()
+    except (OSError, UserError, ValueError):
+        return None
+    return 8 * sum(tensor.nbytes for tensor in tensors) / max(sum(math.prod(tensor.shape) for tensor in tensors), 1)

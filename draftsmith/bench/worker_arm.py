@@ -2,7 +2,8 @@
 
 The base of the arms in `peer_arms.py`; the runner calls it like every arm. Requests are worked on one at a time,
 since none of these engines is asked for more. Invariant: a worker that dies, hangs or says nonsense costs the
-requests it had, each answered by one line; what comes later fails at once until the arm is opened again.
+requests it had, each answered by one line; what comes later fails at once until the arm is opened again, by a
+caller or by itself between two blocks.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from draftsmith.bench.environment import resident_bytes
 from draftsmith.bench.worker_process import Line, WorkerError, WorkerProcess
 from draftsmith.errors import UserError
 
+_NOT_OPEN = "the arm is not open"
 _CANCEL_SECONDS = 10.0
 """How long a cancelled request may take to end before its worker is ended instead."""
 
@@ -52,7 +54,7 @@ class WorkerArm(Arm):
         self._running: Ask | None = None
         self._running_key = -1
         self._deadline = 0.0
-        self._ended_because: str | None = "the arm is not open"
+        self._ended_because: str | None = _NOT_OPEN
 
     @abstractmethod
     def load_arguments(self) -> Mapping[str, Any]:
@@ -143,7 +145,16 @@ class WorkerArm(Arm):
         if self._process is not None:
             self._process.close(patience=20.0 if is_idle else 1.0)
         self._process = None
-        self._ended_because = "the arm is not open"
+        self._ended_because = _NOT_OPEN
+
+    def block_counters(self) -> None:
+        """None are told; but a worker that was lost in the block before is started anew."""
+        if self._ended_because in (None, _NOT_OPEN):
+            return
+        try:
+            self.open()
+        except UserError as error:
+            self._ended_because = str(error).removeprefix(f"{self.name}: ")
 
     def memory_bytes(self) -> int | None:
         """Of the worker."""
@@ -158,7 +169,7 @@ class WorkerArm(Arm):
         fields: dict[str, Any] = {
             "ids": [int(token) for token in ask.ids or ()],
             "n": ask.max_new_tokens,
-            "stop": sorted(ask.end_ids),
+            "stop": [] if ask.ignore_eos else sorted(ask.end_ids),
             "temperature": ask.temperature,
             "top_p": ask.top_p,
             "seed": ask.seed,
@@ -193,7 +204,7 @@ class WorkerArm(Arm):
             token_ids=ids,
             num_tokens=len(ids),
             text=self._info.decode(ids) if self._info.decode else "",
-            finish_reason="stop" if ids and ids[-1] in ask.end_ids else "length",
+            finish_reason="stop" if ids and ids[-1] in ask.end_ids and not ask.ignore_eos else "length",
             counters=counters if counters != Counters() else None,
             details=result,
         )

@@ -140,7 +140,7 @@ class TestContainers:
             ("x.json", LINES),  # lines, whatever the name says
             ("x.json", json.dumps(ITEMS).encode()),
             ("x.json", b"\xef\xbb\xbf \n" + json.dumps(ITEMS, indent=2).encode() + b"\n\n"),
-            ("x.JSON.gz", gzip.compress(json.dumps(ITEMS).encode())),
+            ("x.JSON.gz", gzip.compress(json.dumps(ITEMS).encode(), mtime=0)),
             ("x.jsonl.gz", gzip.compress(LINES, mtime=0)),
         ],
     )

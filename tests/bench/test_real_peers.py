@@ -72,7 +72,7 @@ def test_plain_and_drafted_runs_agree(opened, prompt, name):
     assert len(arrivals) > 0.9 * plain.num_tokens, "tokens should come one by one"
     assert 4 < description.bits_per_weight <= 32
     assert description.details["threads"] == 1
-    longer, _ = run_one(plain_arm, ask(1, ids, n=40, end_ids=()))
+    longer, _ = run_one(plain_arm, ask(1, ids, n=40, end_ids=ends, ignore_eos=True))
     assert longer.num_tokens == 40 and longer.finish_reason == "length"
     assert longer.token_ids[: plain.num_tokens] == plain.token_ids
     plain_arm.close()
@@ -101,9 +101,9 @@ def test_a_seed_gives_the_same_tokens_again(opened, prompt, name):
 def test_a_cancelled_generation_ends_soon(opened, prompt, name):
     ids, _, _ = prompt
     arm, _ = opened(name)
-    arm.submit(ask(0, ids, n=400, end_ids=()))
+    arm.submit(ask(0, ids, n=400, ignore_eos=True))
     while not arm.poll(5.0):
         pass
     arm.cancel()
-    answer, _ = run_one(arm, ask(1, ids, n=3, end_ids=()))
+    answer, _ = run_one(arm, ask(1, ids, n=3, ignore_eos=True))
     assert answer.error is None and answer.num_tokens == 3

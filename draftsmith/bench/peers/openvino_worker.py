@@ -26,11 +26,14 @@ class Listener(genai.StreamerBase):
         self._began = perf_counter()
         self.first_seconds: float | None = None
         self.is_cancelled = False
+        self.steps = 0
 
     def write(self, token: int | Sequence[int]) -> genai.StreamingStatus:
         """New tokens: one, or those of a whole step."""
         if self.first_seconds is None:
             self.first_seconds = perf_counter() - self._began
+        else:
+            self.steps += 1
         try:
             self._emit([token] if isinstance(token, int) else token)
         except Cancelled:
@@ -89,11 +92,14 @@ class Worker:
         if listener.is_cancelled:
             raise Cancelled
         first = listener.first_seconds or 0.0
+        ids = [int(token) for token in result.tokens[0]]
+        # The pipeline calls once a step, with what was accepted and one token more; it does not tell what it drafted.
+        counters = {"steps": listener.steps, "accepted": max(len(ids) - 1 - listener.steps, 0)}
         return {
-            "ids": [int(token) for token in result.tokens[0]],
+            "ids": ids,
             "prompt_seconds": first,
             "decode_seconds": perf_counter() - began - first,
-            "counters": {},
+            "counters": counters,
         }
 
     def prefill(self, ids: list[int]) -> float:
