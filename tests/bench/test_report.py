@@ -313,6 +313,17 @@ class TestMishaps:
         page = Page(to_html(document([("run", summary, measured)], draw=False)))
         assert "which may be noise" in page.paragraphs["result"][1]
 
+    def test_one_block_makes_no_interval(self):
+        page = check_page(html(make(prompts=1, repeats=1), make(prompts=4, concurrency=2, repeats=1)))
+        assert "× over plain (one block, so no interval)" in page.paragraphs["result"][2]
+        assert page.rows("arms")[1]["95 % interval"] == "–"
+        assert page.paragraphs["result"][0].endswith("too few blocks to tell at 1 (requests at a time).")
+        assert any("no telling what is noise" in text for text in page.paragraphs["warning"])
+
+    def test_an_open_load_is_not_read_as_speed(self):
+        page = check_page(html(make(load="poisson:2")))
+        assert any("at times of their own" in text for text in page.paragraphs["warning"])
+
     def test_ids_that_nobody_told_are_not_called_the_same(self):
         page = check_page(html(make(("vllm", "sglang"), tells_ids=False)))
         assert "ids not compared" in page.paragraphs["result"][1]

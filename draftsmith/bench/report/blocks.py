@@ -6,9 +6,9 @@ plain, never markup, and whoever writes it out escapes it; a cell that shows a f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,8 @@ def mebibytes(value: int | None) -> Cell:
     return UNKNOWN if value is None else Cell(f"{value / 2**20:,.0f}".replace(",", " "), value)
 
 
-def interval(speedup: dict[str, float | None] | None) -> str:
-    """A speed-up's interval in words."""
-    if speedup is None or speedup["low"] is None or speedup["high"] is None:
+def interval(speedup: Mapping[str, Any] | None) -> str:
+    """A speed-up's interval in words; one item makes none."""
+    if speedup is None or speedup["ratio"] is None or speedup["items"] < 2:
         return "–"
     return f"{speedup['low']:.2f}–{speedup['high']:.2f}"

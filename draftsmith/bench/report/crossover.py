@@ -20,6 +20,7 @@ _HOW = "One run says nothing about other loads. Measure the same setup at severa
 _COMMANDS = """\
 for c in 1 2 4 8; do draftsmith bench ... -c $c -o bundles/c$c; done
 draftsmith bench report bundles/c1 bundles/c2 bundles/c4 bundles/c8 -o crossover.html"""
+_UNTOLD = "too few blocks to tell"
 _EXPECTED = ("concurrency", "load", "date", "descriptions", "failed_prompts", "hardware", "versions")
 
 
@@ -59,14 +60,14 @@ def _result(summary: Mapping[str, Any], arm: str) -> Mapping[str, Any] | None:
 
 def _told(arm: str, points: _Points) -> str:
     """Where an arm is faster, slower, or neither, in a sentence; empty for a baseline."""
-    found: dict[str, list[str]] = {"faster": [], "no difference beyond noise": [], "slower": []}
+    found: dict[str, list[str]] = {name: [] for name in ("faster", "no difference beyond noise", "slower", _UNTOLD)}
     for level, _, summary in points:
         result = _result(summary, arm)
         speedup = None if result is None else result["speedup"]
         if speedup is None or speedup["ratio"] is None:
             continue
         verdict = "faster" if speedup["low"] > 1 else "slower" if speedup["high"] < 1 else "no difference beyond noise"
-        found[verdict].append(str(level))
+        found[verdict if speedup["items"] > 1 else _UNTOLD].append(str(level))
     parts = [f"{verdict} at {', '.join(levels)}" for verdict, levels in found.items() if levels]
     return f"{arm}: {'; '.join(parts)} (requests at a time)." if parts else ""
 

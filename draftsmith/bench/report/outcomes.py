@@ -101,7 +101,7 @@ def categories(frame: Frame) -> list[Block]:
         *frame.plots("categories", plot, [place for place, _ in others], "The line at 1 is the baseline."),
         Text(
             "Items are what the interval resamples: blocks of prompts, or repeats "
-            "where there is one block. An interval from one item is a point and does not mean certainty."
+            "where there is one block. One item makes no interval."
         ),
         Table(key="categories", head=head, rows=rows, words=("arm",), folded=folded(rows)),
     ]

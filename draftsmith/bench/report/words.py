@@ -38,6 +38,8 @@ def _speed(result: Mapping[str, Any], baseline: str) -> str:
     if speedup is None or speedup["ratio"] is None:
         return f"{told}, no speed-up: no block was finished by both arms"
     low, high = speedup["low"], speedup["high"]
+    if speedup["items"] < 2:
+        return f"{speedup['ratio']:.2f} × over {plain(baseline)} (one block, so no interval)"
     line = f"{speedup['ratio']:.2f} × ({low:.2f}–{high:.2f}) over {plain(baseline)}"
     return f"{line}, which may be noise" if low <= 1.0 <= high else line
 
@@ -57,7 +59,9 @@ def warnings(summary: Mapping[str, Any]) -> list[str]:
     if summary["interrupted"]:
         found.append("The run was stopped early: the figures are those of the blocks that every arm had finished.")
     compared = [result["speedup"]["items"] for result in summary["results"] if result["speedup"] is not None]
-    if compared and min(compared) < FEW_ITEMS:
+    if 1 in compared:
+        found.append("One block was compared, so there is no telling what is noise; more prompts make intervals.")
+    elif compared and 0 < min(compared) < FEW_ITEMS:
         found.append(f"Only {min(compared)} blocks were compared: intervals from so few say little.")
     others = summary["other_cores"]
     if others is not None and others >= BUSY_CORES:
@@ -71,6 +75,11 @@ def warnings(summary: Mapping[str, Any]) -> list[str]:
         found.append(
             f"The machine changed while it ran: the baseline's later half was {drift:.2f} times as fast as its earlier "
             "one. Arms are interleaved, so speed-ups suffer less from it than speeds."
+        )
+    if concurrency_of(str(summary["load"])) is None:
+        found.append(
+            "Requests came at times of their own: tokens per second tell above all how fast they came. Latencies and "
+            "goodput tell the arms apart."
         )
     for result in summary["results"]:
         if result["unsteady"]:
