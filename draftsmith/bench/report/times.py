@@ -62,9 +62,11 @@ def parts(frame: Frame) -> list[Block]:
         (figures.part_swatch(place, f"{frame.anchor}part{place}"), part)
         for place, part in enumerate(_PARTS if plot else ())
     ]
+    untold = any(bar.parts is None for bar in bars)
+    note = "An engine that does not tell its parts is one open bar." if untold else ""
     head = ["arm", *(f"{part}, ms" for part in _PARTS), "all, ms", *(f"{part}, %" for part in _PARTS)]
     return [
-        *([Plots(plot, legend, "An engine that does not tell its parts is one open bar.")] if plot else []),
+        *([Plots(plot, legend, note)] if plot else []),
         Text(
             "Milliseconds of wall time per emitted token (seconds over emitted_tokens). Verify is the target's "
             "forward, sample the verification rule, other the rest."
