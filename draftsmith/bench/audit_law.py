@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any, final
 
@@ -18,11 +17,10 @@ from draftsmith.bench.audit_checks import Bench
 from draftsmith.bench.audit_report import Check, Status
 from draftsmith.bench.audit_subject import Answer, Asked
 from draftsmith.core.eprocess import EProcess, detectable, tokens_needed
-from draftsmith.core.pit import ARRANGEMENTS, numbers
+from draftsmith.core.pit import ARRANGEMENTS, Transforms
 from draftsmith.core.two_sample import PairBets, Sampled
 
 _SAMPLES = 2  # of each request, so that samples that share their noise are noticed
-_KNOWN_PLACES = 1 << 16  # beginnings of answers remembered with what followed them
 _MANY_PAIRS = 1 << 12
 
 
@@ -88,7 +86,7 @@ class LawTest(SampledTest):
         super().__init__(name, bench, settings, alpha, seed)
         self._process = EProcess(ARRANGEMENTS)
         self._wanted = tokens_needed(drift, alpha, len(ARRANGEMENTS))
-        self._places: dict[tuple[int, tuple[Any, ...]], Counter[int]] = {}
+        self._transforms = Transforms()
         self._near = 0.0
         self._last: Asked | None = None
 
@@ -117,21 +115,17 @@ class LawTest(SampledTest):
         target = self._bench.target
         assert target is not None
         self._process.start()
-        context = target.encode(item.prompt)
-        seed, length = item.settings["seed"], len(context)
+        self._transforms.start(index, target.encode(item.prompt))
         for judged in target.judge(item, answer.tokens):
-            place = (index, tuple(context[length:]))
-            earlier = self._places.get(place)
             if judged.law_V[judged.token] > 0:
-                key = (seed, sample, judged.position)
-                self._process.add(numbers(judged.law_V, judged.token, context, earlier or {}, key))
-            elif judged.shortfall <= self._bench.near_tie:
-                self._near = max(self._near, judged.shortfall)  # rounding decided who is in: no bet
+                key = (item.settings["seed"], sample, judged.position)
+                self._process.add(self._transforms.next(judged.law_V, judged.token, key))
             else:
-                self._process.add_impossible()
-            if earlier is not None or len(self._places) < _KNOWN_PLACES:
-                self._places.setdefault(place, Counter())[judged.token] += 1
-            context.append(judged.token)
+                self._transforms.skip(judged.token)
+                if judged.shortfall <= self._bench.near_tie:
+                    self._near = max(self._near, judged.shortfall)  # rounding decided who is in: no bet
+                else:
+                    self._process.add_impossible()
             if self.alarmed:
                 return
 

@@ -6,6 +6,7 @@ special token.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from draftsmith.bench.audit import PENALTIES, Audit, AuditPlan, Case
@@ -71,6 +72,30 @@ def small_model(seed=SEED, *, ties=False, sharpness=1.5, near=None):
     )
 
 
+def law_model(probs):
+    """A model for which every token is followed by the same law."""
+    vocab, width = len(probs), 16
+    spec = tiny_spec(
+        vocab_size=vocab, num_layers=1, width=width, num_heads=2, num_kv_heads=1, mlp_width=16, tied_head=False
+    )
+    weights = {name: torch.zeros_like(value) for name, value in tiny_weights(spec, 0).items()}
+    weights["model.embed_tokens.weight"][:, 0] = 1.0
+    weights["model.norm.weight"][:] = 1.0
+    # The norm makes 4 of the 1 (the root of the width).
+    weights["lm_head.weight"][:, 0] = torch.tensor(probs, dtype=torch.float64).log() / width**0.5
+    backend = ReferenceBackend.from_weights(spec, weights.__getitem__, dtype=torch.float64)
+    return LoadedModel(
+        name="law", backend_name="reference", backend=backend, tokenizer=LetterTokenizer(), chat=None, eos_ids=frozenset()
+    )
+
+
+def random_laws(vocab, seed, spread=1.0):
+    """A law for the target and one for the drafter."""
+    generator = np.random.default_rng([vocab, seed])
+    weights = [np.exp(spread * generator.normal(size=vocab)) for _ in range(2)]
+    return [(each / each.sum()).tolist() for each in weights]
+
+
 SMALL_CASES = (
     Case(name="greedy", settings={}),
     Case(name="greedy, penalties", settings=PENALTIES),
@@ -89,12 +114,16 @@ def small_audit(
     cases=SMALL_CASES,
     prompts=PROMPTS,
     ties=False,
+    laws=None,
     **plan,
 ):
-    """An audit of a small engine, not run yet. Draft models: "same", "near" and "other"."""
-    model = small_model(ties=ties)
+    """An audit of a small engine, not run yet. Draft models: "same", "near" and "other".
+
+    `laws`: those of a target and a drafter ("other") over a vocabulary of their own.
+    """
+    model = law_model(laws[0]) if laws else small_model(ties=ties)
     settings = EngineSettings(drafter=drafter, controller=controller, memory_bytes=1 << 28, max_batch=8)
-    engine = Engine(model, settings, load=lambda name: _draft_model(name, ties))
+    engine = Engine(model, settings, load=lambda name: law_model(laws[1]) if laws else _draft_model(name, ties))
     plain = Engine(
         model, EngineSettings(drafter="none", controller="fixed", memory_bytes=1 << 28, prefix_cache=False)
     )
@@ -109,11 +138,11 @@ def small_audit(
         EngineAudited(engine, drafter),
         plain_of(plain),
         Target(model),
-        prompts,
+        [[token % len(laws[0]) if laws else token for token in prompt] for prompt in prompts],
     )
 
 
 def _draft_model(name, ties):
     if name == "other":
         return small_model(2, ties=ties)
-    return small_model(ties=ties, near=1 if name == "near" else None)
+    return small_model(near=1 if name == "near" else None, ties=ties)
