@@ -17,7 +17,7 @@ from draftsmith.bench.audit_checks import Bench
 from draftsmith.bench.audit_report import Check, Status
 from draftsmith.bench.audit_subject import Answer, Asked
 from draftsmith.core.eprocess import EProcess, detectable, tokens_needed
-from draftsmith.core.pit import ARRANGEMENTS, Transforms
+from draftsmith.core.pit import ARRANGEMENTS, STREAMS, TILTS, Transforms
 from draftsmith.core.two_sample import PairBets, Sampled
 
 _SAMPLES = 2  # of each request, so that samples that share their noise are noticed
@@ -84,8 +84,8 @@ class LawTest(SampledTest):
         self, name: str, bench: Bench, settings: Mapping[str, Any], alpha: float, seed: int, *, drift: float
     ) -> None:
         super().__init__(name, bench, settings, alpha, seed)
-        self._process = EProcess(ARRANGEMENTS)
-        self._wanted = tokens_needed(drift, alpha, len(ARRANGEMENTS))
+        self._process = EProcess(ARRANGEMENTS, TILTS)
+        self._wanted = tokens_needed(drift, alpha, len(STREAMS))
         self._transforms = Transforms()
         self._near = 0.0
         self._last: Asked | None = None
@@ -104,22 +104,22 @@ class LawTest(SampledTest):
 
     def _round_of(self, asked: list[Asked]) -> None:
         answers = self._bench.ask([item.but(n=_SAMPLES) for item in asked])
-        for index, (item, samples) in enumerate(zip(asked, answers, strict=True)):
+        for item, samples in zip(asked, answers, strict=True):
             for sample, answer in enumerate(samples):
-                self._read(index, item, sample, answer)
+                self._read(item, sample, answer)
                 if self.alarmed:
                     self._last = item.but(n=_SAMPLES)
                     return
 
-    def _read(self, index: int, item: Asked, sample: int, answer: Answer) -> None:
+    def _read(self, item: Asked, sample: int, answer: Answer) -> None:
         target = self._bench.target
         assert target is not None
         self._process.start()
-        self._transforms.start(index, target.encode(item.prompt))
+        self._transforms.start(target.encode(item.prompt))
         for judged in target.judge(item, answer.tokens):
             if judged.law_V[judged.token] > 0:
                 key = (item.settings["seed"], sample, judged.position)
-                self._process.add(self._transforms.next(judged.law_V, judged.token, key))
+                self._process.add(*self._transforms.next(judged.law_V, judged.token, key))
             else:
                 self._transforms.skip(judged.token)
                 if judged.shortfall <= self._bench.near_tie:
@@ -149,7 +149,7 @@ class LawTest(SampledTest):
         if process.count == 0 or (self.accepted == 0 and tells):
             why = "no draft was accepted" if process.count else "not reached"
             return Check(name=self.name, status=Status.NOT_TESTED, evidence=why, figures=figures)
-        figures["detectable"] = detectable(process.count, self._alpha, len(ARRANGEMENTS))
+        figures["detectable"] = detectable(process.count, self._alpha, len(STREAMS))
         could = "too few to see any drift" if figures["detectable"] is None else f"drift from {figures['detectable']:.2f} seen"
         status = Status.OK if figures["detectable"] is not None else Status.NOT_TESTED
         if self._near:

@@ -12,6 +12,7 @@ Shape letters: E experts, B bins, R repetitions, N numbers.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -47,14 +48,13 @@ EXPERTS = (
 class HistogramBets:
     """The experts' bets on one stream of numbers."""
 
-    __slots__ = ("_counts", "_experts", "_log_wealth", "_previous", "count")
+    __slots__ = ("_counts", "_experts", "_log_wealth", "_previous")
 
     def __init__(self, experts: tuple[Expert, ...] = EXPERTS) -> None:
         self._experts = experts
         self._counts = [np.zeros((item.bins if item.lagged else 1, item.bins)) for item in experts]
         self._log_wealth = [0.0] * len(experts)
         self._previous: float | None = None
-        self.count = 0
 
     def start(self) -> None:
         """A new answer begins: its first number has no number before it."""
@@ -75,7 +75,6 @@ class HistogramBets:
             self._log_wealth[index] += math.log(expert.bins * (counts_B[place] + expert.prior) / total)
             counts_B[place] += 1
         self._previous = number
-        self.count += 1
 
     @property
     def log_wealth(self) -> float:
@@ -85,15 +84,18 @@ class HistogramBets:
 
 @final
 class EProcess:
-    """Several streams of bets on the same tokens, each token seen in another arrangement; their mean wealth counts.
+    """Several streams of bets on the same tokens; their mean wealth counts.
 
-    `log_e`: now. `log_peak`: the most it ever was, which is what is compared with 1/alpha.
+    `arrangements`: streams of numbers that should be uniform. `tilts`: streams of bets placed elsewhere, told as
+    logarithmic gains. `log_e`: now. `log_peak`: the most it ever was, which is what is compared with 1/alpha.
     """
 
-    __slots__ = ("_streams", "impossible", "log_peak", "peak_count")
+    __slots__ = ("_gains", "_streams", "count", "impossible", "log_peak", "peak_count")
 
-    def __init__(self, names: tuple[str, ...], experts: tuple[Expert, ...] = EXPERTS) -> None:
-        self._streams = {name: HistogramBets(experts) for name in names}
+    def __init__(self, arrangements: tuple[str, ...], tilts: tuple[str, ...] = ()) -> None:
+        self._streams = {name: HistogramBets() for name in arrangements}
+        self._gains: dict[str, list[float]] = {name: [] for name in tilts}
+        self.count = 0
         self.impossible = 0
         self.log_peak = 0.0
         self.peak_count = 0
@@ -103,38 +105,42 @@ class EProcess:
         for stream in self._streams.values():
             stream.start()
 
-    def add(self, numbers: dict[str, float]) -> None:
-        """Settle the bets on one token's numbers, one for each stream."""
+    def add(self, numbers: Mapping[str, float], gains: Mapping[str, Sequence[float]] | None = None) -> None:
+        """Settle the bets on one token: its number in each arrangement, its gains (one per expert) in each tilt."""
         for name, stream in self._streams.items():
             stream.add(numbers[name])
+        for name, known in self._gains.items():
+            won = (gains or {})[name]
+            self._gains[name] = [a + b for a, b in zip(known or [0.0] * len(won), won, strict=True)]
+        self.count += 1
         self._note()
 
     def add_impossible(self) -> None:
         """A token of probability 0 came: certain evidence."""
         self.impossible += 1
+        self.count += 1
         self._note()
 
     def _note(self) -> None:
-        if self.log_e > self.log_peak:
-            self.log_peak = self.log_e
+        log_e = self.log_e
+        if log_e > self.log_peak:
+            self.log_peak = log_e
             self.peak_count = self.count
-
-    @property
-    def count(self) -> int:
-        """Tokens seen, impossible ones included."""
-        return next(iter(self._streams.values())).count + self.impossible
 
     @property
     def log_e(self) -> float:
         """Logarithm of the mean wealth; infinite after an impossible token."""
-        if self.impossible:
-            return math.inf
-        return log_mean_exp([stream.log_wealth for stream in self._streams.values()])
+        return math.inf if self.impossible else log_mean_exp(list(self._wealths().values()))
 
     @property
     def loudest(self) -> str:
         """The stream with the most wealth."""
-        return max(self._streams, key=lambda name: self._streams[name].log_wealth)
+        wealths = self._wealths()
+        return max(wealths, key=lambda name: wealths[name])
+
+    def _wealths(self) -> dict[str, float]:
+        found = {name: stream.log_wealth for name, stream in self._streams.items()}
+        return found | {name: log_mean_exp(known) if known else 0.0 for name, known in self._gains.items()}
 
     def alarms(self, alpha: float) -> bool:
         """Whether the evidence has ever reached 1/alpha."""

@@ -10,6 +10,7 @@ Shape letters: V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import TypeAlias, final
 
@@ -26,6 +27,11 @@ ARRANGEMENTS = ("likelihood", "id", "recency", "habit", "place")
 more often than it should in earlier answers, after the same token or at the very same place, which sees answers that
 are not independent."""
 
+TILTS = ("tilt after one", "tilt after two", "tilt at the place")
+"""Bets on the token itself by what came too often after the same token, after the same two, at the very same place."""
+
+STREAMS = (*ARRANGEMENTS, *TILTS)
+_CAUTIONS = (4.0, 32.0)
 _STREAM = 1 << 40  # of no request: an engine's streams are sample indices times 256
 _LEAST_PROB = 0.01  # tokens rarer than this are only counted where they come
 _KNOWN_CONTEXTS = 1 << 16
@@ -79,6 +85,19 @@ class Habits:
         ranked = sorted(ratios, key=lambda token: (-ratios[token], token))
         return [token for token in ranked if ratios[token] > 1], [token for token in ranked if ratios[token] <= 1]
 
+    def tilt(self, context: Hashable, law_V: Law, token: int, caution: float) -> float:
+        """log(q/p) of the token under a law q learned from earlier answers: p, tilted by met over due.
+
+        Its mean over the law p is at most 1 whatever was learned, so it is a bet on the next token. `caution`: as if so
+        many of each token had come, and had been due.
+        """
+        known = self._known.get(context)
+        if not known:
+            return 0.0
+        ratios = {other: (met + caution) / (due + caution) for other, (met, due) in known.items()}
+        total = 1.0 + math.fsum(float(law_V[other]) * (ratio - 1.0) for other, ratio in ratios.items())
+        return math.log(ratios.get(token, 1.0) / total)
+
     def note(self, context: Hashable, law_V: Law, token: int) -> None:
         """A token came in a context."""
         known = self._known.get(context)
@@ -101,36 +120,43 @@ class Transforms:
 
     def __init__(self) -> None:
         self._habits = Habits()
-        self._text: tuple[Hashable, list[int], int] = (None, [], 0)
+        self._text: tuple[tuple[int, ...], list[int], int] = ((), [], 0)
 
-    def start(self, prompt: Hashable, prompt_tokens: Sequence[int]) -> None:
-        """A new answer begins. `prompt`: a key of its prompt."""
-        self._text = (prompt, list(prompt_tokens), len(prompt_tokens))
+    def start(self, prompt_tokens: Sequence[int]) -> None:
+        """A new answer begins."""
+        self._text = (tuple(prompt_tokens), list(prompt_tokens), len(prompt_tokens))
 
-    def next(self, law_V: Law, token: int, key: tuple[int, int, int]) -> dict[str, float]:
-        """The numbers of the answer's next token, of positive probability. `key`: seed, sample, position."""
-        tokens = self._text[1]
+    def next(self, law_V: Law, token: int, key: tuple[int, int, int]) -> tuple[dict[str, float], dict[str, list[float]]]:
+        """The next token's numbers in every arrangement, and its logarithmic gains in every tilt.
+
+        `law_V[token]` is positive. `key`: seed, sample, output position.
+        """
+        habits, tokens = self._habits, self._text[1]
         shares = [share(*key, index) for index in range(len(ARRANGEMENTS))]
-        after, place = self._contexts()
+        contexts = self._contexts()
         found = {
             "likelihood": transform(law_V, token, shares[0]),
             "id": by_id(law_V, token, shares[1]),
             "recency": transform(law_V, token, shares[2], list(dict.fromkeys(reversed(tokens)))),
-            "habit": transform(law_V, token, shares[3], *self._habits.arrangement(after)),
-            "place": transform(law_V, token, shares[4], *self._habits.arrangement(place)),
+            "habit": transform(law_V, token, shares[3], *habits.arrangement(contexts[0])),
+            "place": transform(law_V, token, shares[4], *habits.arrangement(contexts[2])),
         }
-        self._habits.note(after, law_V, token)
-        self._habits.note(place, law_V, token)
+        gains = {
+            name: [habits.tilt(context, law_V, token, caution) for caution in _CAUTIONS]
+            for name, context in zip(TILTS, contexts, strict=True)
+        }
+        for context in contexts:
+            habits.note(context, law_V, token)
         tokens.append(token)
-        return found
+        return found, gains
 
     def skip(self, token: int) -> None:
         """A token that is not looked at."""
         self._text[1].append(token)
 
-    def _contexts(self) -> tuple[Hashable, Hashable]:
+    def _contexts(self) -> tuple[Hashable, Hashable, Hashable]:
         prompt, tokens, length = self._text
-        return ("after", tokens[-1] if tokens else None), ("place", prompt, tuple(tokens[length:]))
+        return ("one", *tokens[-1:]), ("two", *tokens[-2:]), ("place", prompt, *tokens[length:])
 
 
 def _without(law_V: Law, tokens: Sequence[int]) -> Law:
