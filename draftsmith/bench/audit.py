@@ -9,7 +9,7 @@ not reached is reported as not tested; a report can be had at any time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Any, TypeAlias, final
@@ -57,10 +57,19 @@ DEFAULT_CASES = (
     Case(name="greedy, penalties", settings=PENALTIES),
     Case(name="T 0.8", settings={"temperature": 0.8}),
     Case(name="T 0.8, top-k 50", settings={"temperature": 0.8, "top_k": 50}),
+    Case(name="T 1, top-p 0.9, penalties", settings={"temperature": 1.0, "top_p": 0.9, "min_tokens": 8, **PENALTIES}),
+)
+
+
+ENDPOINT_CASES = (
+    Case(name="greedy", settings={}),
+    Case(name="T 0.8", settings={"temperature": 0.8}),
     Case(
-        name="T 1, top-p 0.9, penalties", settings={"temperature": 1.0, "top_p": 0.9, "min_tokens": 8, **PENALTIES}
+        name="T 1, top-p 0.9, penalties",
+        settings={"temperature": 1.0, "top_p": 0.9, "presence_penalty": 0.4, "frequency_penalty": 0.3},
     ),
 )
+"""What every completion endpoint understands."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +171,8 @@ class Audit:
                 return
             tell(name, 0.5 * index / len(self._waiting))
             self._found[name] = check(name)
+            if self._found[name].status is Status.DIFFERS:
+                return  # decisive: nothing later could make it exact
 
     def _run_tests(self, tell: Tell) -> None:
         while not self._spent() and not all(test.decided for test in self._tests):
@@ -213,7 +224,7 @@ class Audit:
         seed = self._plan.seed + ((index + 1) << 24)
         if self._bench.target is not None:
             return LawTest(name, self._bench, settings, alpha, seed, drift=self._plan.drift)
-        return PairTest(name, self._bench, {**settings, "logprobs": 1}, alpha, seed, pairs=self._plan.pairs)
+        return PairTest(name, self._bench, settings, alpha, seed, pairs=self._plan.pairs)
 
     def _tested(self) -> dict[str, Any]:
         plan = self._plan

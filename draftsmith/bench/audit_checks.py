@@ -97,11 +97,15 @@ def check_ids(name: str, bench: Bench, settings: Mapping[str, Any]) -> Check:
             if answer.finish_reason != plain[index].finish_reason or answer.text != plain[index].text:
                 return _differs(name, "same ids, another text or finish reason", asked[index])
             continue
-        gap = _gap_at(bench, asked[index], plain[index].tokens, answer.tokens, position)
+        gap = _gap_at(bench, asked[index], plain[index], answer.tokens, position)
         if gap is None or gap > bench.near_tie:
             told = "unknown" if gap is None else f"{gap:.2g}"
             return _differs(
-                name, f"leaves the plain ids at token {position + 1} (gap {told}, no near tie)", asked[index], position, gap
+                name,
+                f"leaves the plain ids at token {position + 1} (gap {told}, no near tie)",
+                asked[index],
+                position,
+                gap,
             )
         gaps.append(gap)
         worst = asked[index] if gap == max(gaps) else worst
@@ -211,21 +215,33 @@ def _stop_fault(answer: Answer, expected: _Stopped) -> str | None:
 def check_lengths(name: str, bench: Bench, settings: Mapping[str, Any]) -> Check:
     """`max_new_tokens` is met exactly, with the plain run's first ids."""
     tried = 0
+    more = {} if bench.target is None else {"ignore_eos": True}  # endpoints need not know it
     for prompt in bench.prompts:
-        item = Asked(prompt=prompt, settings={**settings, "ignore_eos": True})
+        item = Asked(prompt=prompt, settings={**settings, **more})
         plain = bench.ask_plain([item])[0]
         bench.ask([item])
-        for length in (*(n for n in _LENGTHS if n <= len(plain.tokens)), bench.max_new_tokens):
-            short = item.but(max_new_tokens=length)
+        longest = plain.num_tokens or 0
+        for length in (*(n for n in _LENGTHS if n <= longest), longest):
+            short = item.but(max_new_tokens=max(1, length))
             answer = bench.ask([short])[0][0]
+            if answer.num_tokens is None:
+                return Check(
+                    name=name, status=Status.NOT_TESTED, evidence="the endpoint tells neither tokens nor usage"
+                )
             tried += 1
-            if len(answer.tokens) != length or answer.finish_reason != "length":
-                told = f"{len(answer.tokens)} tokens for max_new_tokens {length}, finish reason {answer.finish_reason}"
-                return _differs(name, told, short)
-            usage = answer.usage[0]
-            if usage is not None and usage != length:
-                return _differs(name, f"usage says {usage} tokens, {length} came", short)
+            wrong = _length_fault(answer, length, "length" if length < longest else plain.finish_reason)
+            if wrong:
+                return _differs(name, wrong, short)
     return Check(name=name, status=Status.OK, evidence=f"{tried} limits met exactly", figures={"limits": tried})
+
+
+def _length_fault(answer: Answer, length: int, reason: str | None) -> str | None:
+    # A limit where the plain answer ends by itself may be told either way.
+    if answer.num_tokens != length or answer.finish_reason not in (reason, "length"):
+        return f"{answer.num_tokens} tokens for max_new_tokens {length}, finish reason {answer.finish_reason}"
+    if answer.usage[0] is not None and answer.usage[0] != length:
+        return f"usage says {answer.usage[0]} tokens, {length} came"
+    return None
 
 
 def check_logprobs(name: str, bench: Bench, settings: Mapping[str, Any]) -> Check:
@@ -250,7 +266,9 @@ def check_logprobs(name: str, bench: Bench, settings: Mapping[str, Any]) -> Chec
             apart = abs(told_value - value)
             widest = max(widest, apart)
             if not apart <= max(LOGPROB_TOLERANCE, 10 * bench.near_tie):
-                return _differs(name, f"token {position + 1}: {told_value:.4f}, plain {value:.4f}", asked[index], position)
+                return _differs(
+                    name, f"token {position + 1}: {told_value:.4f}, plain {value:.4f}", asked[index], position
+                )
     return Check(
         name=name,
         status=Status.OK if compared else Status.NOT_TESTED,
@@ -280,7 +298,11 @@ def _count_fault(answer: Answer, log: EventLog) -> str | None:
         if record.accepted > record.depth or record.depth > record.drafted:
             return f"step {record.step}: {record.accepted} accepted of {record.drafted} drafted, depth {record.depth}"
         last = record.stop_reason is not None
-        if record.is_pair and record.emitted != record.accepted + 1 and not (last and record.emitted == record.accepted):
+        if (
+            record.is_pair
+            and record.emitted != record.accepted + 1
+            and not (last and record.emitted == record.accepted)
+        ):
             return f"step {record.step}: {record.emitted} emitted with {record.accepted} accepted, and nothing cut it"
     emitted = sum(record.emitted for record in log.requests)
     if emitted != length:
@@ -288,18 +310,25 @@ def _count_fault(answer: Answer, log: EventLog) -> str | None:
     if told is None:
         return None
     counts = (told.emitted_tokens, told.steps, told.drafted_tokens, told.accepted_tokens)
-    logged = (length, len(pairs), *(sum(getattr(record, field) for record in pairs) for field in ("drafted", "accepted")))
+    logged = (
+        length,
+        len(pairs),
+        *(sum(getattr(record, field) for record in pairs) for field in ("drafted", "accepted")),
+    )
     if counts != logged:
         return f"statistics say {counts} (emitted, steps, drafted, accepted), the event log {logged}"
     return None
 
 
-def _gap_at(
-    bench: Bench, asked: Asked, plain: Sequence[Token], other: Sequence[Token], position: int
-) -> float | None:
-    """How far apart the two choices lie under the scores that made them; None where that cannot be found out."""
-    if bench.target is None or position >= min(len(plain), len(other)):
+def _gap_at(bench: Bench, asked: Asked, answer: Answer, other: Sequence[Token], position: int) -> float | None:
+    """How far apart the plain choice and the other lie under the scores that made them; None where nobody can tell."""
+    plain = answer.tokens
+    if position >= min(len(plain), len(other)):
         return None
+    if bench.target is None:
+        known = answer.likeliest[position] if position < len(answer.likeliest) else {}
+        values = [known.get(tokens[position]) for tokens in (plain, other)]
+        return None if values[0] is None or values[1] is None else abs(values[0] - values[1])
     judged = next(item for item in bench.target.judge(asked, plain[: position + 1]) if item.position == position)
     scores_V, tokens = judged.scores_V, (plain[position], other[position])
     temperature = asked.settings.get("temperature", 0.0)

@@ -150,7 +150,11 @@ class LawTest(SampledTest):
             why = "no draft was accepted" if process.count else "not reached"
             return Check(name=self.name, status=Status.NOT_TESTED, evidence=why, figures=figures)
         figures["detectable"] = detectable(process.count, self._alpha, len(STREAMS))
-        could = "too few to see any drift" if figures["detectable"] is None else f"drift from {figures['detectable']:.2f} seen"
+        could = (
+            "too few to see any drift"
+            if figures["detectable"] is None
+            else f"drift from {figures['detectable']:.2f} seen"
+        )
         status = Status.OK if figures["detectable"] is not None else Status.NOT_TESTED
         if self._near:
             status, figures["largest_gap"] = Status.NUMERICS, self._near

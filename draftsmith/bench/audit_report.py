@@ -73,7 +73,9 @@ class AuditReport:
     @property
     def margin(self) -> float | None:
         """The largest gap that was put down to rounding."""
-        return max((check.figures["largest_gap"] for check in self.checks if "largest_gap" in check.figures), default=None)
+        return max(
+            (check.figures["largest_gap"] for check in self.checks if "largest_gap" in check.figures), default=None
+        )
 
     @property
     def statement(self) -> str:

@@ -58,7 +58,8 @@ def _plain(value: Any) -> Any:
 class Answer:
     """One sample of an answer.
 
-    `tokens`: ids, or spellings where an endpoint tells no ids. `logprobs`: of the emitted tokens, None where not told.
+    `tokens`: ids, or spellings where an endpoint tells no ids; single characters (`in_characters`) where it tells neither.
+    `logprobs`: of the emitted tokens, None where not told. `likeliest`: per token, log-probabilities of the likeliest ones.
     `usage`: tokens the engine says it wrote, and read. `statistics`: the engine's own, for a single request.
     """
 
@@ -66,8 +67,15 @@ class Answer:
     text: str
     finish_reason: str | None
     logprobs: tuple[float, ...] | None = None
+    likeliest: tuple[Mapping[Token, float], ...] = ()
+    in_characters: bool = False
     usage: tuple[int | None, int | None] = (None, None)
     statistics: RequestStatistics | None = None
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Tokens written, None where nobody tells."""
+        return self.usage[0] if self.in_characters else len(self.tokens)
 
 
 class Audited(ABC):

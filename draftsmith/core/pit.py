@@ -126,7 +126,9 @@ class Transforms:
         """A new answer begins."""
         self._text = (tuple(prompt_tokens), list(prompt_tokens), len(prompt_tokens))
 
-    def next(self, law_V: Law, token: int, key: tuple[int, int, int]) -> tuple[dict[str, float], dict[str, list[float]]]:
+    def next(
+        self, law_V: Law, token: int, key: tuple[int, int, int]
+    ) -> tuple[dict[str, float], dict[str, list[float]]]:
         """The next token's numbers in every arrangement, and its logarithmic gains in every tilt.
 
         `law_V[token]` is positive. `key`: seed, sample, output position.

@@ -20,7 +20,7 @@ from draftsmith.models.reference import ReferenceBackend
 LETTERS = "abcdefghij"
 EOS = 10
 VOCAB = 12
-PROMPTS = [[0, 1, 2, 0, 1, 2, 0], [0, 1, 2, 0, 1, 2, 5], [3], [7, 7, 4, 1]]
+PROMPTS = [[0, 1, 2, 0, 1, 2, 0], [0, 1, 2, 0, 1, 5, 3, 8], [3], [7, 7, 4, 1]]
 
 
 class LetterTokenizer(ByteTokenizer):
@@ -85,7 +85,12 @@ def law_model(probs):
     weights["lm_head.weight"][:, 0] = torch.tensor(probs, dtype=torch.float64).log() / width**0.5
     backend = ReferenceBackend.from_weights(spec, weights.__getitem__, dtype=torch.float64)
     return LoadedModel(
-        name="law", backend_name="reference", backend=backend, tokenizer=LetterTokenizer(), chat=None, eos_ids=frozenset()
+        name="law",
+        backend_name="reference",
+        backend=backend,
+        tokenizer=LetterTokenizer(),
+        chat=None,
+        eos_ids=frozenset(),
     )
 
 
@@ -124,10 +129,10 @@ def small_audit(
     model = law_model(laws[0]) if laws else small_model(ties=ties)
     settings = EngineSettings(drafter=drafter, controller=controller, memory_bytes=1 << 28, max_batch=8)
     engine = Engine(model, settings, load=lambda name: law_model(laws[1]) if laws else _draft_model(name, ties))
-    plain = Engine(
-        model, EngineSettings(drafter="none", controller="fixed", memory_bytes=1 << 28, prefix_cache=False)
-    )
-    cases = [Case(name=case.name, settings={**case.settings, **({} if case.is_greedy else {"rule": rule})}) for case in cases]
+    plain = Engine(model, EngineSettings(drafter="none", controller="fixed", memory_bytes=1 << 28, prefix_cache=False))
+    cases = [
+        Case(name=case.name, settings={**case.settings, **({} if case.is_greedy else {"rule": rule})}) for case in cases
+    ]
     return Audit(
         AuditPlan(
             subject=f"small, {drafter}, {rule}",
