@@ -2,8 +2,8 @@
 
 Called by the command line and the tests. First the checks that compare ids, ends, lengths and counts (`audit_checks`),
 then the statistical ones (`audit_law`), one round of each in turn, until the evidence is decisive either way or the budget
-is spent. Invariants: all statistical checks together raise a false alarm with at most the stated probability; what was
-not reached is reported as not tested; a report can be had at any time.
+is spent. Invariants: all statistical checks together raise a false alarm with at most the stated probability; what was not
+reached is reported as not tested; a report can be had at any time.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ ENDPOINT_CASES = (
 class AuditPlan:
     """What is asked for.
 
-    `subject`: what is audited, in words. `same_ids`: whether sampled answers must be the plain run's with the same seed.
+    `subject`: what is audited, in words. `same_ids`: whether sampled answers must be the plain run's with that seed.
     `alpha`: probability of a false alarm in the whole audit. `drift`: the total variation per token that each sampled
     setting should show 9 times in 10 before it is called tested. `budget`: most tokens the audited engine writes.
     """

@@ -1,9 +1,9 @@
 """Checks that need no statistics: ids, ends, lengths, log-probabilities, counts.
 
-Called by `bench.audit`, one function per line of the report; each takes a `Bench` (audited, plain, target, prompts) and
-returns a `Check`. Every request goes to the audited engine alone, again (drafters that learn know the answer by then), and
-with all others at once. Invariant: what is expected comes from the plain engine's answers or from the request itself,
-never from the audited engine.
+Called by `bench.audit`, one function per line of the report; each takes a `Bench` (audited, plain, target, prompts)
+and returns a `Check`. Requests go to the audited engine alone, again (drafters that learn know the answer by then),
+and all at once. Invariant: what is expected comes from the plain engine's answers or from the request itself, never
+from the audited engine.
 """
 
 from __future__ import annotations
@@ -330,7 +330,7 @@ def _gap_at(bench: Bench, asked: Asked, answer: Answer, other: Sequence[Token], 
         values = [known.get(tokens[position]) for tokens in (plain, other)]
         return None if values[0] is None or values[1] is None else abs(values[0] - values[1])
     judged = next(item for item in bench.target.judge(asked, plain[: position + 1]) if item.position == position)
-    scores_V, tokens = judged.scores_V, (plain[position], other[position])
+    scores_V, tokens = judged.scores_V, (judged.token, int(other[position]))
     temperature = asked.settings.get("temperature", 0.0)
     if temperature > 0:
         noise_V = RequestRandom(asked.settings.get("seed", 0)).target_gumbel(position, len(scores_V))

@@ -90,8 +90,9 @@ class EndpointAudited(Audited):
             opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
             with opener.open(request, timeout=self._timeout) as response:
                 raw = response.read(_MOST_BYTES + 1)
+                missing = 0 if len(raw) > _MOST_BYTES else response.length or 0
         except urllib.error.HTTPError as error:
-            said = error.read(300).decode(errors="replace")
+            said = " ".join(error.read(300).decode(errors="replace").split())
             raise EndpointError(f"{address} answered {error.code}: {said or error.reason}") from error
         except TimeoutError as error:
             raise EndpointError(f"{address} did not answer within {self._timeout:g} s") from error
@@ -100,6 +101,8 @@ class EndpointAudited(Audited):
             if isinstance(reason, TimeoutError):
                 raise EndpointError(f"{address} did not answer within {self._timeout:g} s") from error
             raise EndpointError(f"{address} failed: {type(error).__name__}: {reason}") from error
+        if missing:
+            raise EndpointError(f"{address} failed: the connection ended {missing} bytes before the answer did")
         if len(raw) > _MOST_BYTES:
             raise EndpointError(f"{address} sent more than {_MOST_BYTES >> 20} MiB")
         try:

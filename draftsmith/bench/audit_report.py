@@ -115,8 +115,8 @@ def _statement(report: AuditReport) -> str:
         said = f"Differences at near ties alone, the widest gap {report.margin:.1e}. {said}"
     if found and report.verdict is not Verdict.DRIFTING:
         said += (
-            f" A drift of {max(found):.2f} total variation per token would have been found 9 times in 10 in each sampled"
-            " setting that was tested."
+            f" A drift of {max(found):.2f} total variation per token would have been found 9 times in 10 in each"
+            " sampled setting that was tested."
         )
     untested = sum(check.status is Status.NOT_TESTED for check in report.checks)
     if untested:

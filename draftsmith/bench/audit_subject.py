@@ -58,8 +58,8 @@ def _plain(value: Any) -> Any:
 class Answer:
     """One sample of an answer.
 
-    `tokens`: ids, or spellings where an endpoint tells no ids; single characters (`in_characters`) where it tells neither.
-    `logprobs`: of the emitted tokens, None where not told. `likeliest`: per token, log-probabilities of the likeliest ones.
+    `tokens`: ids, or spellings where an endpoint tells no ids; characters (`in_characters`) where it tells neither.
+    `logprobs`: of the emitted tokens, None where not told. `likeliest`: per token, those of the likeliest ones.
     `usage`: tokens the engine says it wrote, and read. `statistics`: the engine's own, for a single request.
     """
 

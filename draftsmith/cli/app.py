@@ -1,8 +1,8 @@
 """The `draftsmith` command: its commands, and how errors become one line and an exit code.
 
 The entry point of the installed script. Exit codes: 0 done; 1 the demo found a difference that a near
-tie does not explain; 2 the user's mistake, told in one line on stderr; 130 stopped by Ctrl-C; 141
-the reader of stdout went away. Invariant: no mistake of a user ends in a traceback.
+tie does not explain, or the audit a drift; 2 the user's mistake, told in one line on stderr; 3 the audit could test
+nothing; 130 stopped by Ctrl-C; 141 the reader of stdout went away. Invariant: no mistake of a user ends in a traceback.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import typer
 
 from draftsmith.cli.commands import PlainGroup, add_command
 from draftsmith.cli.interrupts import INTERRUPTED, keep_interrupts
-from draftsmith.cli.options import BenchOptions, ChatOptions, DemoOptions, GenerateOptions, ModelsOptions
+from draftsmith.cli.options import AuditOptions, BenchOptions, ChatOptions, DemoOptions, GenerateOptions, ModelsOptions
 from draftsmith.errors import DraftsmithError
 
 USER_ERROR = 2
@@ -80,6 +80,14 @@ add_command(
     "draftsmith.cli.bench:run",
     text="Compare drafters with plain decoding, paired and interleaved.",
     example="draftsmith bench -p prompts.jsonl -d none,suffix -o bundles/first",
+)
+add_command(
+    app,
+    "audit",
+    AuditOptions,
+    "draftsmith.cli.audit:run",
+    text="Certify that drafting changes nothing of what is written.",
+    example="draftsmith audit --model smollm2 --drafter suffix",
 )
 add_command(
     app,

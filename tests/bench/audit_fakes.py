@@ -13,9 +13,9 @@ from draftsmith.bench.audit import PENALTIES, Audit, AuditPlan, Case
 from draftsmith.bench.audit_subject import EngineAudited, Target, plain_of
 from draftsmith.engine.engine import Engine, EngineSettings
 from draftsmith.engine.loading import LoadedModel
+from draftsmith.models.reference import ReferenceBackend
 from tests.engine.fakes import ByteTokenizer
 from tests.models.fakes import tiny_spec, tiny_weights
-from draftsmith.models.reference import ReferenceBackend
 
 LETTERS = "abcdefghij"
 EOS = 10
