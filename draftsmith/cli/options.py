@@ -280,11 +280,12 @@ class EndpointOptions:
     """Audit servers instead of a model of ours."""
 
     endpoint: Annotated[
-        str | None, Option("--endpoint", metavar="URL", help="/v1 of a server that drafts", rich_help_panel=_ENDPOINT)
+        str | None,
+        Option("--endpoint", metavar="URL", help="Server that drafts: its /v1 address", rich_help_panel=_ENDPOINT),
     ] = None
     plain_endpoint: Annotated[
         str | None,
-        Option("--plain-endpoint", metavar="URL", help="/v1 of one that does not", rich_help_panel=_ENDPOINT),
+        Option("--plain-endpoint", metavar="URL", help="One that does not draft", rich_help_panel=_ENDPOINT),
     ] = None
 
 

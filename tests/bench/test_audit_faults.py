@@ -76,7 +76,9 @@ CAUGHT = {
     "rejected rows are kept": Setting(by="ids"),
     "positions count slots, not depth": Setting(by="ids", drafter=TREE, more={"controller": "fixed:num_draft=6"}),
     "siblings see each other": Setting(by="ids", drafter=TREE, more={"controller": "fixed:num_draft=6"}),
-    "only the last token of a block is checked for its end": Setting(by="stop rules", drafter=SAME, more={"cases": SMALL_CASES[:1]}),
+    "only the last token of a block is checked for its end": Setting(
+        by="stop rules", drafter=SAME, more={"cases": SMALL_CASES[:1]}
+    ),
     "the bonus token passes the limit": Setting(by="max_new_tokens"),
     "text goes on to the end of the block": Setting(by="stop rules", drafter=SAME, more={"cases": SMALL_CASES[:1]}),
     "logprobs come from the root's row": Setting(by="log-probabilities"),
@@ -142,7 +144,9 @@ def test_a_fault_that_the_engine_notices_is_told(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["skip the residual", "one coin for all siblings", "draft law tempered after the draw"])
+@pytest.mark.parametrize(
+    "name", ["skip the residual", "one coin for all siblings", "draft law tempered after the draw"]
+)
 def test_faults_of_a_law_are_caught_with_other_seeds(name):
     """Power: ten audits with seeds of their own, each of which must see it."""
     for seed in range(10):

@@ -11,7 +11,7 @@ import draftsmith.cli.options as options
 from draftsmith.cli.app import app
 from tests.cli.tiny import ENVIRONMENT, run
 
-COMMANDS = ["demo", "generate", "chat", "bench", "models"]
+COMMANDS = ["demo", "generate", "chat", "bench", "audit", "models"]
 
 
 @pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS)], ids=lambda words: " ".join(words) or "top")
@@ -62,5 +62,5 @@ def test_version(capsys):
 
 
 def test_every_options_class_is_frozen():
-    for name in ("GenerateOptions", "ChatOptions", "BenchOptions", "DemoOptions", "ModelsOptions"):
+    for name in ("GenerateOptions", "ChatOptions", "BenchOptions", "AuditOptions", "DemoOptions", "ModelsOptions"):
         assert getattr(options, name).__dataclass_params__.frozen
