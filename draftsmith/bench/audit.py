@@ -1,9 +1,9 @@
 """The audit: does an engine with speculation write what it would write without?
 
-Called by the command line and the tests. First the checks that compare ids, ends, lengths and counts (`audit_checks`),
-then the statistical ones (`audit_law`), one round of each in turn, until the evidence is decisive either way or the budget
-is spent. Invariants: all statistical checks together raise a false alarm with at most the stated probability; what was not
-reached is reported as not tested; a report can be had at any time.
+Called by the command line and the tests. First the checks that compare ids, ends, lengths and counts
+(`audit_checks`), then the statistical ones (`audit_law`), one round of each in turn, until the evidence is decisive
+either way or the budget is spent. Invariants: all statistical checks together raise a false alarm with at most the
+stated probability; what was not reached is reported as not tested; a report can be had at any time.
 """
 
 from __future__ import annotations

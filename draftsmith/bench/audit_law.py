@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, final
 
 from draftsmith.bench.audit_checks import Bench
@@ -18,7 +18,7 @@ from draftsmith.bench.audit_report import Check, Status
 from draftsmith.bench.audit_subject import Answer, Asked
 from draftsmith.core.eprocess import EProcess, detectable, tokens_needed
 from draftsmith.core.pit import ARRANGEMENTS, STREAMS, TILTS, Transforms
-from draftsmith.core.two_sample import PairBets, Sampled
+from draftsmith.core.two_sample import PairBets, Sampled, detectable_by_pairs
 
 _SAMPLES = 2  # of each request, so that samples that share their noise are noticed
 _MANY_PAIRS = 1 << 12
@@ -173,6 +173,7 @@ class PairTest(SampledTest):
         self._bets = PairBets()
         self._wanted = min(pairs, _MANY_PAIRS)
         self._tokens = 0
+        self._plain: dict[Hashable, list[Sampled]] = {}
         self._last: Asked | None = None
 
     @property
@@ -193,6 +194,7 @@ class PairTest(SampledTest):
         answers = self._bench.ask(asked)
         for index, (item, first, samples) in enumerate(zip(asked, plain, answers, strict=True)):
             self._bets.add(index, _sampled(first), _sampled(samples[0]))
+            self._plain.setdefault(index, []).append(_sampled(first))
             self._tokens += max(0, len(samples[0].tokens) - 1)
             if self.alarmed:
                 self._last = item
@@ -211,8 +213,13 @@ class PairTest(SampledTest):
             return Check(name=self.name, status=Status.DIFFERS, evidence=told, figures=figures, reproduce=shown)
         if self._bets.count == 0:
             return Check(name=self.name, status=Status.NOT_TESTED, evidence="not reached", figures=figures)
-        told = f"{self._bets.count} pairs of answers, {self._odds(self._bets.log_peak)} of {1 / self._alpha:.0f}"
-        return Check(name=self.name, status=Status.OK, evidence=told, figures=figures)
+        figures["detectable"] = found = detectable_by_pairs(self._plain, self._bets.count, self._alpha)
+        could = "too few to see any drift" if found is None else f"drift from {found:.2f} seen"
+        told = (
+            f"{self._bets.count} pairs of answers, {self._odds(self._bets.log_peak)} of {1 / self._alpha:.0f}; {could}"
+        )
+        status = Status.NOT_TESTED if found is None else Status.OK
+        return Check(name=self.name, status=status, evidence=told, figures=figures)
 
 
 def _sampled(answer: Answer) -> Sampled:

@@ -281,7 +281,7 @@ class EndpointOptions:
 
     endpoint: Annotated[
         str | None,
-        Option("--endpoint", metavar="URL", help="Server that drafts: its /v1 address", rich_help_panel=_ENDPOINT),
+        Option("--endpoint", metavar="URL", help="Server that drafts, at its /v1", rich_help_panel=_ENDPOINT),
     ] = None
     plain_endpoint: Annotated[
         str | None,

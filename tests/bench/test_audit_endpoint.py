@@ -49,7 +49,7 @@ def test_two_honest_endpoints_are_exact():
     ],
 )
 def test_an_endpoint_that_drifts_is_caught(fault, by):
-    """ "limit" shows in the plain ids first: one token more. "law" moves a third of the sampled tokens to the likeliest."""
+    """The fault "limit" shows in the ids first (one more); "law" moves a third of the tokens to the likeliest."""
     report = between(fault)
     assert report.verdict is Verdict.DRIFTING
     differing = next(check for check in report.checks if check.status is Status.DIFFERS)

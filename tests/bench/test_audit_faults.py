@@ -40,6 +40,7 @@ def _law(rule, laws, drafter=CHAIN, **more):
     return Setting(by="law", drafter=drafter, rule=rule, more={"controller": "fixed:num_draft=6", **more})
 
 
+_GREEDY = {"cases": SMALL_CASES[:1]}
 _TWO_TOKENS = [[1 / 3, 2 / 3], [2 / 3, 1 / 3]]
 
 CAUGHT = {
@@ -80,7 +81,7 @@ CAUGHT = {
         by="stop rules", drafter=SAME, more={"cases": SMALL_CASES[:1]}
     ),
     "the bonus token passes the limit": Setting(by="max_new_tokens"),
-    "text goes on to the end of the block": Setting(by="stop rules", drafter=SAME, more={"cases": SMALL_CASES[:1]}),
+    "text goes on to the end of the block": Setting(by="stop rules", drafter=SAME, more=_GREEDY),
     "logprobs come from the root's row": Setting(by="log-probabilities"),
     "penalties forget emitted tokens": Setting(by="ids"),
     "batch rows in another order than batch logits": Setting(by="ids"),

@@ -9,7 +9,7 @@ import pytest
 from draftsmith.core import pit
 from draftsmith.core.eprocess import EProcess, Expert, HistogramBets, detectable, log_mean_exp, power, tokens_needed
 from draftsmith.core.pit import STREAMS, Habits, Transforms, by_id, transform
-from draftsmith.core.two_sample import PairBets, Sampled
+from draftsmith.core.two_sample import PairBets, Sampled, detectable_by_pairs
 
 RUNS, NUMBERS, ALPHA = 300, 150, 0.05
 # Alarms out of 300 at probability 0.05 exceed this with probability below 1e-6.
@@ -188,14 +188,14 @@ def _emit(generator, laws, drift):
         yield law, token
 
 
-@pytest.mark.parametrize(("drift", "alarms"), [(0.0, range(3)), (0.3, range(18, 21))])
+@pytest.mark.parametrize(("drift", "alarms"), [(0.0, range(3)), (0.3, range(11, 13))])
 def test_tokens_of_the_law_pass_and_others_do_not(drift, alarms):
-    """20 runs of 60 answers of 10 tokens; alpha 0.01, so 3 false alarms or more have probability 0.001 at most."""
+    """12 runs of 50 answers of 10 tokens; alpha 0.01, so 3 false alarms or more have probability 0.0002 at most."""
     found = 0
-    for seed in range(20):
+    for seed in range(12):
         generator = np.random.default_rng([seed, 77])
         process, transforms = EProcess(pit.ARRANGEMENTS, pit.TILTS), Transforms()
-        for answer in range(60):
+        for answer in range(50):
             process.start()
             transforms.start([0])
             laws = [_law(position) for position in range(10)]
@@ -244,3 +244,13 @@ def test_pairs_of_one_law_pass_and_of_two_do_not(other, alarms):
             bets.add(pair % 3, _answer(generator, _law(0)), _answer(generator, _law(other)))
         found += bets.alarms(0.01)
     assert found in alarms
+
+
+def test_the_drift_that_pairs_are_said_to_find_shrinks_with_their_number():
+    generator = np.random.default_rng(8)
+    answers = {prompt: [_answer(generator, _law(prompt)) for _ in range(20)] for prompt in range(3)}
+    few, many = (detectable_by_pairs(answers, pairs, 0.001) for pairs in (25, 100))
+    assert few is None or few > many
+    assert 0 < many < 0.4
+    assert detectable_by_pairs({}, 50, 0.001) is None
+    assert detectable_by_pairs(answers, 3, 0.001) is None
