@@ -20,6 +20,7 @@ from draftsmith.core.stats import EventLog
 from draftsmith.errors import DraftsmithError
 
 LOGPROB_TOLERANCE = 1e-3
+"""What rounding may do to a log-probability, where near ties are not wider still."""
 _LENGTHS = (1, 2, 3, 5, 8)
 _TIE_BET = 1.5  # wealth factor when an exact tie goes the wrong way; the other way it is 2 less this
 
@@ -265,7 +266,7 @@ def check_logprobs(name: str, bench: Bench, settings: Mapping[str, Any]) -> Chec
             compared += 1
             apart = abs(told_value - value)
             widest = max(widest, apart)
-            if not apart <= max(LOGPROB_TOLERANCE, 10 * bench.near_tie):
+            if not apart <= max(LOGPROB_TOLERANCE, bench.near_tie):
                 return _differs(
                     name, f"token {position + 1}: {told_value:.4f}, plain {value:.4f}", asked[index], position
                 )

@@ -153,12 +153,12 @@ class LawTest(SampledTest):
         could = (
             "too few to see any drift"
             if figures["detectable"] is None
-            else f"drift from {figures['detectable']:.2f} seen"
+            else f"a drift of {figures['detectable']:.2f} would show"
         )
         status = Status.OK if figures["detectable"] is not None else Status.NOT_TESTED
         if self._near:
             status, figures["largest_gap"] = Status.NUMERICS, self._near
-        told = f"{process.count} tokens, {self._odds(process.log_peak)} of {1 / self._alpha:.0f}; {could}"
+        told = f"{process.count} tokens, {self._odds(process.log_peak)} (alarm at {1 / self._alpha:.0f}); {could}"
         return Check(name=self.name, status=status, evidence=told, figures=figures)
 
 
@@ -214,7 +214,7 @@ class PairTest(SampledTest):
         if self._bets.count == 0:
             return Check(name=self.name, status=Status.NOT_TESTED, evidence="not reached", figures=figures)
         figures["detectable"] = found = detectable_by_pairs(self._plain, self._bets.count, self._alpha)
-        could = "too few to see any drift" if found is None else f"drift from {found:.2f} seen"
+        could = "too few to see any drift" if found is None else f"a drift of {found:.2f} would show"
         told = (
             f"{self._bets.count} pairs of answers, {self._odds(self._bets.log_peak)} of {1 / self._alpha:.0f}; {could}"
         )

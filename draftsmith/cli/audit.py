@@ -147,17 +147,16 @@ def _carry_out(audit: Audit) -> bool:
 
 
 def _print_report(report: AuditReport) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     console = OutputConsole(sys.stdout)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("check", "outcome"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("evidence", overflow="fold")
-    for check in report.checks:
-        table.add_row(check.name, Text(check.status.value, style=_COLORS[check.status]), check.evidence)
-    console.print(table)
+    widths = [max(len(text) for text in column) for column in (["check", *(c.name for c in report.checks)], [*Status])]
+    rows = [("check", "outcome", "bold", "evidence")]
+    rows += [(check.name, check.status.value, _COLORS[check.status], check.evidence) for check in report.checks]
+    for name, outcome, style, evidence in rows:
+        # Lines, no table: evidence is to stay on one line where it is piped, and may wrap on a terminal.
+        line = Text(f"{name:{widths[0]}}  ").append(f"{outcome:{widths[1]}}", style=style).append(f"  {evidence}")
+        console.print(line, soft_wrap=True)
     console.print()
     verdict = report.verdict.value.upper() + (" SO FAR (interrupted)" if report.interrupted else "")
     console.print(f"{verdict}. {report.statement}", soft_wrap=True)

@@ -49,7 +49,10 @@ def test_a_report_for_machines(audit, tmp_path):
 
 def test_same_seed_same_report(audit):
     def checks(*arguments):
-        return json.loads(audit("--json", *arguments).out)["checks"]
+        document = json.loads(audit("--json", *arguments).out)
+        for check in document["checks"]:
+            check["figures"].pop("accepted", None)  # the controller times its steps, and drafts as that pays
+        return document["checks"]
 
     assert checks("--seed", "3") == checks("--seed", "3") != checks("--seed", "4")
 
