@@ -5,7 +5,7 @@ import json
 import pytest
 
 from draftsmith.bench.audit import AuditPlan
-from draftsmith.bench.audit_checks import Bench, BrokeDown, check_counts, check_ids
+from draftsmith.bench.audit_checks import Bench, BrokeDown, check_counts, check_ids, check_stops
 from draftsmith.bench.audit_report import AuditReport, Check, Status, Verdict
 from draftsmith.bench.audit_subject import Answer, Asked, Audited, Target
 from draftsmith.core.stats import EventLog, RequestStepRecord
@@ -204,3 +204,13 @@ def test_an_exact_report_needs_something_tested():
     assert report(Status.OK, accepted=0) is Verdict.NOT_TESTED
     assert report(Status.OK, Status.DIFFERS, accepted=0) is Verdict.DRIFTING
     assert report(Status.OK, accepted=None) is Verdict.EXACT
+
+
+def test_stops_are_judged_by_the_ids_that_came():
+    """A stop planned from the plain answer, and an answer that parted from it before: no drift, and not tested."""
+    target = Target(small_model())
+    plain = Answer(tokens=(0, 1, 2, 3, 4, 5, 6, 7), text="abcdefgh", finish_reason="length")
+    elsewhere = Answer(tokens=(9, 9, 9, 9, 9, 9, 9, 9), text="j" * 8, finish_reason="length")
+    assert check_stops("stops", bench_of(Told(elsewhere), Told(plain), target), {}).status is Status.NOT_TESTED
+    passed = check_stops("stops", bench_of(Told(plain), Told(plain), target), {})
+    assert passed.status is Status.DIFFERS and passed.evidence == "goes on after the stop"
