@@ -33,7 +33,7 @@ class Scorer(Protocol):
         """Generate for one prompt."""
 
 
-def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
+def first_difference(left: Sequence[Any], right: Sequence[Any]) -> int | None:
     """The first position where two outputs differ (the shorter one's length when it is a prefix); None if equal."""
     for position, (one, other) in enumerate(zip(left, right, strict=False)):
         if one != other:

@@ -1,9 +1,9 @@
 """The `draftsmith` command: its commands, and how errors become one line and an exit code.
 
 The entry point of the installed script. Exit codes: 0 done; 1 the demo found a difference that a near
-tie does not explain, or a bundle's figures are not those of its logs; 2 the user's mistake, told in one
-line on stderr; 130 stopped by Ctrl-C; 141 the reader of stdout went away. Invariant: no mistake of a user ends
-in a traceback.
+tie does not explain, a bundle's figures are not those of its logs, or the audit found a drift; 2 the user's
+mistake, told in one line on stderr; 3 the audit could test nothing; 130 stopped by Ctrl-C; 141 the reader of
+stdout went away. Invariant: no mistake of a user ends in a traceback.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import typer
 from draftsmith.cli.commands import PlainGroup, add_command
 from draftsmith.cli.interrupts import INTERRUPTED, keep_interrupts
 from draftsmith.cli.options import (
+    AuditOptions,
     BenchOptions,
     ChatOptions,
     CompareOptions,
@@ -114,6 +115,14 @@ add_command(
     "draftsmith.cli.bundles:run_rescore",
     text="Compute a run's figures again from its logs alone.",
     example="draftsmith bench rescore bundles/first",
+)
+add_command(
+    app,
+    "audit",
+    AuditOptions,
+    "draftsmith.cli.audit:run",
+    text="Certify that drafting changes nothing of what is written.",
+    example="draftsmith audit --model smollm2 --drafter suffix",
 )
 add_command(
     app,

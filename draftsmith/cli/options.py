@@ -21,6 +21,8 @@ _LENGTH = "Length"
 _OUTPUT = "Output"
 _WORKLOAD = "Workload"
 _ARMS = "Arms and measuring"
+_ENDPOINT = "An endpoint instead"
+_EVIDENCE = "Evidence"
 
 _DRAFTER_HELP = "none, ngram, suffix, hybrid, draft_model:model=M"
 
@@ -291,3 +293,84 @@ class ReportOptions(JsonOption):
 @dataclass(frozen=True, kw_only=True)
 class ModelsOptions(JsonOption):
     """Options of `draftsmith models`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditReportOption:
+    """Where an audit's report goes."""
+
+    output: Annotated[
+        Path | None,
+        Option("--output", "-o", metavar="FILE", help="Write the report as JSON too", rich_help_panel=_OUTPUT),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvidenceOptions:
+    """How much an audit looks at."""
+
+    alpha: Annotated[
+        float, Option("--alpha", metavar="A", help="False alarms of a whole audit", rich_help_panel=_EVIDENCE)
+    ] = 0.001
+    drift: Annotated[
+        float, Option("--drift", metavar="TV", help="Total variation to be able to see", rich_help_panel=_EVIDENCE)
+    ] = 0.1
+    budget: Annotated[
+        int, Option("--budget", metavar="N", help="Most tokens the audited engine writes", rich_help_panel=_EVIDENCE)
+    ] = 30_000
+    max_seconds: Annotated[
+        float | None, Option("--max-seconds", metavar="S", help="Most time [no limit]", rich_help_panel=_EVIDENCE)
+    ] = None
+    max_new_tokens: Annotated[
+        int, Option("--max-new-tokens", "-n", metavar="N", help="Tokens of an answer", rich_help_panel=_EVIDENCE)
+    ] = 48
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditedLawOptions:
+    """Settings an audit tries; without a temperature a grid of them."""
+
+    temperature: Annotated[
+        float | None,
+        Option("--temperature", "-t", metavar="T", help="This and greedy [grid]", rich_help_panel=_SAMPLING),
+    ] = None
+    top_k: Annotated[
+        int, Option("--top-k", metavar="K", help="With --temperature: keep the K likeliest", rich_help_panel=_SAMPLING)
+    ] = 0
+    top_p: Annotated[
+        float, Option("--top-p", metavar="P", help="With --temperature: keep up to this sum", rich_help_panel=_SAMPLING)
+    ] = 1.0
+    rule: Annotated[
+        str, Option("--rule", metavar="NAME", help="How drafts are verified at T > 0", rich_help_panel=_SAMPLING)
+    ] = "coupling"
+    seed: Annotated[
+        int, Option("--seed", "-s", metavar="S", help="Same seed, same audit", rich_help_panel=_SAMPLING)
+    ] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointOptions:
+    """Audit servers instead of a model of ours."""
+
+    endpoint: Annotated[
+        str | None,
+        Option("--endpoint", metavar="URL", help="Server that drafts, at its /v1", rich_help_panel=_ENDPOINT),
+    ] = None
+    plain_endpoint: Annotated[
+        str | None,
+        Option("--plain-endpoint", metavar="URL", help="One that does not draft", rich_help_panel=_ENDPOINT),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions(
+    JsonOption,
+    AuditReportOption,
+    EvidenceOptions,
+    AuditedLawOptions,
+    EndpointOptions,
+    RuntimeOptions,
+    DrafterOption,
+    ModelOption,
+):
+    """Options of `draftsmith audit`."""

@@ -11,7 +11,7 @@ import draftsmith.cli.options as options
 from draftsmith.cli.app import app
 from tests.cli.tiny import ENVIRONMENT, run
 
-COMMANDS = ["demo", "generate", "chat", "bench", "bench compare", "bench report", "bench rescore", "models"]
+COMMANDS = ["demo", "generate", "chat", "bench", "bench compare", "bench report", "bench rescore", "audit", "models"]
 ARGUMENTS = ("prompt", "bundle", "bundles", "first", "second")
 
 
@@ -67,5 +67,5 @@ def test_version(capsys):
 
 
 def test_every_options_class_is_frozen():
-    for name in ("GenerateOptions", "ChatOptions", "BenchOptions", "DemoOptions", "ModelsOptions"):
+    for name in ("GenerateOptions", "ChatOptions", "BenchOptions", "AuditOptions", "DemoOptions", "ModelsOptions"):
         assert getattr(options, name).__dataclass_params__.frozen
