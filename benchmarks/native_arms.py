@@ -19,14 +19,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from peers.lines import Peer
 
+from draftsmith.bench.worker_process import SCRIPTS, WorkerProcess
 from draftsmith.core.stats import EventLog
 from draftsmith.engine.engine import Engine, EngineSettings
 from draftsmith.engine.loading import LoadedModel, load_model
 from draftsmith.models.backend import RowGroup
 
-WORKERS = Path(__file__).parent / "peers"
 SETTLE_SECONDS = 0.01
 """Threads of one side may still spin when the other is about to be timed."""
 
@@ -194,7 +193,7 @@ class PeerArm(Arm):
 
     def __init__(self, name: str, worker: str, python: str, path: Path, *, threads: int, n_ctx: int, log: Path | None):
         self.name = name
-        self._peer = Peer(python, WORKERS / worker, threads=threads, log=log)
+        self._peer = WorkerProcess(python, SCRIPTS / worker, threads=threads, log=log)
         self.process_id = self._peer.process_id
         self.description: dict[str, Any] = self._peer.call("load", path=str(path), threads=threads, n_ctx=n_ctx)
 

@@ -15,7 +15,7 @@ from typing import Any
 from native_arms import Arm, Run, settle
 from native_speed import say
 
-from draftsmith.core.stats import ratio_interval
+from draftsmith.core.intervals import ratio_interval
 
 
 @dataclass(frozen=True)

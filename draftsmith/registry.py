@@ -1,8 +1,9 @@
 """Plain tables of names to lazily imported classes, and the one grammar that selects from them.
 
 Called by the engine, the benchmark and the command line, so that none of them knows a drafter,
-controller or backend by name. A selection reads `NAME[:key=value]*` or
-`my_module:MyClass[:key=value]*`; keys are the fields of the class's `Options` dataclass.
+controller, backend or arm by name. A selection reads `NAME[:key=value]*` or
+`my_module:MyClass[:key=value]*`; keys are the fields of the class's `Options` dataclass. A value may hold
+colons: what follows one belongs to it unless it reads like another `key=value`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,15 @@ BACKENDS: Mapping[str, str] = types.MappingProxyType(
         "native": "draftsmith.models.native:NativeBackend",
     }
 )
+ARMS: Mapping[str, str] = types.MappingProxyType(
+    {
+        "llama_cpp": "draftsmith.bench.peer_arms:LlamaCppArm",
+        "transformers": "draftsmith.bench.peer_arms:TransformersArm",
+        "openvino": "draftsmith.bench.peer_arms:OpenVinoArm",
+        "endpoint": "draftsmith.bench.endpoint_arm:EndpointArm",
+    }
+)
+"""Other engines that a benchmark runs beside this one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,11 +71,15 @@ def parse_selection(text: str, table: Mapping[str, str], what: str) -> Selection
     else:
         raise OptionError(f"unknown {what} {head!r}: known are {', '.join(table)}; your own is written module:Class")
     options: dict[str, str] = {}
+    key = None
     for part in parts:
-        key, equals, value = part.partition("=")
-        if not equals or not key:
+        name, equals, value = part.partition("=")
+        if equals and name.isidentifier():
+            key, options[name] = name, value
+        elif key is not None:
+            options[key] += f":{part}"
+        else:
             raise OptionError(f"{what} {text!r}: {part!r} is not of the form key=value")
-        options[key] = value
     return Selection(text=text, target=target, options=options)
 
 

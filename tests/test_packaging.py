@@ -111,6 +111,7 @@ def test_build_with_a_compiler_is_native(tmp_path: Path) -> None:
     names = build_wheel(tmp_path)
     assert is_native(names)
     assert not any(name.startswith("draftsmith/native/") for name in names)
+    assert {"draftsmith/bench/report/page.html", "draftsmith/bench/report/page.css"} <= set(names)
 
 
 @pytest.mark.parametrize(

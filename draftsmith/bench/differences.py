@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from draftsmith.bench.runs import BASELINE, ArmRun, Difference, Output
+from draftsmith.bench.runs import BASELINE, ArmRun, Difference, Key
 from draftsmith.core.random import RequestRandom
 from draftsmith.errors import DraftsmithError
 
@@ -33,7 +33,7 @@ class Scorer(Protocol):
         """Generate for one prompt."""
 
 
-def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
+def first_difference(left: Sequence[Any], right: Sequence[Any]) -> int | None:
     """The first position where two outputs differ (the shorter one's length when it is a prefix); None if equal."""
     for position, (one, other) in enumerate(zip(left, right, strict=False)):
         if one != other:
@@ -41,36 +41,42 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
     return None if len(left) == len(right) else min(len(left), len(right))
 
 
-def find_differences(runs: Iterable[ArmRun]) -> dict[tuple[str, int], int]:
-    """By (drafter, prompt index): the first position where an arm leaves the baseline."""
-    outputs = {(run.drafter, output.prompt): output for run in runs for output in run.outputs}
-    found: dict[tuple[str, int], int] = {}
-    for (drafter, prompt), output in outputs.items():
-        baseline = outputs.get((BASELINE, prompt))
-        if baseline is not None:
-            position = first_difference(baseline.token_ids, output.token_ids)
+def find_differences(runs: Iterable[ArmRun], baseline: str) -> dict[Key, int]:
+    """Where an arm first leaves the baseline, by answer; the first repeat's answers are compared."""
+    answers: dict[Key, tuple[int, ...]] = {}
+    for run in runs:
+        for request in run.requests:
+            if request.error is None and request.token_ids is not None:
+                answers.setdefault(Key(run.arm, request.prompt, request.turn), request.token_ids)
+    found: dict[Key, int] = {}
+    for place, ids in answers.items():
+        expected = answers.get(Key(baseline, place.prompt, place.turn))
+        if expected is not None:
+            position = first_difference(expected, ids)
             if position is not None:
-                found[drafter, prompt] = position
+                found[place] = position
     return found
 
 
-def explain(scorer: Scorer, prompt: Any, baseline: Output, other: Output, settings: Mapping[str, Any]) -> Difference:
+def explain(
+    scorer: Scorer, prompt: Any, baseline: Sequence[int], other: Sequence[int], settings: Mapping[str, Any]
+) -> Difference:
     """Measure how close the two arms' choices were where they first differ.
 
     Scores the common beginning once more and compares the two tokens under the law they were chosen by:
     log-probabilities when greedy; divided by the temperature, the position's noise added, when sampling.
     """
-    position = first_difference(baseline.token_ids, other.token_ids)
+    position = first_difference(baseline, other)
     assert position is not None, "the outputs do not differ"
-    if position >= min(len(baseline.token_ids), len(other.token_ids)):
+    if position >= min(len(baseline), len(other)):
         return Difference(position=position, gap=None)
-    ids = [*scorer.encode(prompt), *baseline.token_ids[:position]]
+    ids = [*scorer.encode(prompt), *baseline[:position]]
     try:
         result = scorer.generate(ids, max_new_tokens=1, ignore_eos=True, logprobs=_ALTERNATIVES, drafter=BASELINE)
     except DraftsmithError:
         return Difference(position=position, gap=None)
     scores = dict(result.logprobs[0].top)
-    tokens = (baseline.token_ids[position], other.token_ids[position])
+    tokens = (baseline[position], other[position])
     if not all(token in scores for token in tokens):
         return Difference(position=position, gap=None)
     temperature = settings.get("temperature", 0.0)

@@ -66,6 +66,15 @@ class MachineLoad:
         return max(others - self._others_before, 0.0) / elapsed
 
 
+def resident_bytes(process_id: int | None = None) -> int | None:
+    """Resident memory of a process, this one by default, in bytes; None where the system does not tell."""
+    try:
+        with open(f"/proc/{process_id or os.getpid()}/statm", encoding="ascii") as stream:
+            return int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def git_revision() -> str | None:
     """Commit of the source tree this package runs from, "+changes" added where files differ from it."""
     root = Path(__file__).resolve().parents[2]

@@ -1,8 +1,9 @@
 """The `draftsmith` command: its commands, and how errors become one line and an exit code.
 
 The entry point of the installed script. Exit codes: 0 done; 1 the demo found a difference that a near
-tie does not explain; 2 the user's mistake, told in one line on stderr; 130 stopped by Ctrl-C; 141
-the reader of stdout went away. Invariant: no mistake of a user ends in a traceback.
+tie does not explain, a bundle's figures are not those of its logs, or the audit found a drift; 2 the user's
+mistake, told in one line on stderr; 3 the audit could test nothing; 130 stopped by Ctrl-C; 141 the reader of
+stdout went away. Invariant: no mistake of a user ends in a traceback.
 """
 
 from __future__ import annotations
@@ -16,7 +17,17 @@ import typer
 
 from draftsmith.cli.commands import PlainGroup, add_command
 from draftsmith.cli.interrupts import INTERRUPTED, keep_interrupts
-from draftsmith.cli.options import BenchOptions, ChatOptions, DemoOptions, GenerateOptions, ModelsOptions
+from draftsmith.cli.options import (
+    AuditOptions,
+    BenchOptions,
+    ChatOptions,
+    CompareOptions,
+    DemoOptions,
+    GenerateOptions,
+    ModelsOptions,
+    ReportOptions,
+    RescoreOptions,
+)
 from draftsmith.errors import DraftsmithError
 
 USER_ERROR = 2
@@ -83,6 +94,38 @@ add_command(
 )
 add_command(
     app,
+    "bench compare",
+    CompareOptions,
+    "draftsmith.cli.bundles:run_compare",
+    text="Say what changed between two runs, and whether it is noise.",
+    example="draftsmith bench compare bundles/before bundles/after",
+)
+add_command(
+    app,
+    "bench report",
+    ReportOptions,
+    "draftsmith.cli.report:run",
+    text="Show runs on one page with plots, or as Markdown.",
+    example="draftsmith bench report bundles/c1 bundles/c8 -o crossover.html",
+)
+add_command(
+    app,
+    "bench rescore",
+    RescoreOptions,
+    "draftsmith.cli.bundles:run_rescore",
+    text="Compute a run's figures again from its logs alone.",
+    example="draftsmith bench rescore bundles/first",
+)
+add_command(
+    app,
+    "audit",
+    AuditOptions,
+    "draftsmith.cli.audit:run",
+    text="Certify that drafting changes nothing of what is written.",
+    example="draftsmith audit --model smollm2 --drafter suffix",
+)
+add_command(
+    app,
     "models",
     ModelsOptions,
     "draftsmith.cli.models:run",
@@ -103,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run the command line; returns the exit code."""
     try:
-        code = app(args=list(arguments), prog_name="draftsmith", standalone_mode=False)
+        code = app(args=_joined(arguments), prog_name="draftsmith", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except _UsageError as error:
         return _complain(_usage_message(error))
@@ -113,6 +156,13 @@ def run(arguments: Sequence[str]) -> int:
         return _complain("not enough memory; a smaller model or fewer and shorter texts need less")
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+
+
+def _joined(arguments: Sequence[str]) -> list[str]:
+    """`bench compare` is a command with a space in its name, so that `bench` itself can be one too."""
+    joined = " ".join(arguments[:2])
+    known = {command.name for command in app.registered_commands}
+    return [joined, *arguments[2:]] if len(arguments) > 1 and joined in known else list(arguments)
 
 
 def _complain(message: str) -> int:

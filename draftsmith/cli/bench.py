@@ -1,4 +1,4 @@
-"""`draftsmith bench`: compare drafters with plain decoding and write a bundle.
+"""`draftsmith bench`: compare drafters with plain decoding, and other engines with this one, and write a bundle.
 
 Called by `app`; composes the benchmark layer with engines. Invariants: everything that can be wrong with
 the options is found before a model is loaded; Ctrl-C keeps what was measured; no thread of ours runs
@@ -7,27 +7,28 @@ beside a measurement.
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from draftsmith.bench.arms import Arm, Description
 from draftsmith.bench.bundle import BundleWriter
 from draftsmith.bench.differences import explain, find_differences
-from draftsmith.bench.environment import MachineLoad, hardware, versions
-from draftsmith.bench.prompts import load_prompts
-from draftsmith.bench.runner import Workload, arms_of, blocks_of, measure, usable_prompts, warm_up
-from draftsmith.bench.runs import BASELINE, ArmRun, Difference, Measured
+from draftsmith.bench.environment import MachineLoad
+from draftsmith.bench.own_arm import OwnArm
+from draftsmith.bench.repeats import Plan, repeated
+from draftsmith.bench.runner import Workload, blocks_of, first_messages, warm_up
+from draftsmith.bench.runs import ArmRun, Difference, Key, Measured
 from draftsmith.bench.summary import summarise_run
+from draftsmith.cli.bench_setup import Ready, check, config_of, prepare
+from draftsmith.cli.console import note
 from draftsmith.cli.interrupts import INTERRUPTED, interrupts_held
-from draftsmith.cli.loading import load_arms, request_settings
 from draftsmith.cli.options import BenchOptions
+from draftsmith.cli.report import leave_report
 from draftsmith.cli.tables import print_bench_tables
-from draftsmith.errors import OptionError, PromptError
-from draftsmith.registry import DRAFTERS, load_class, parse_selection
 
 if TYPE_CHECKING:
     from draftsmith.engine.engine import Engine
@@ -38,82 +39,50 @@ _TELL_SECONDS = 30.0
 
 def run(options: BenchOptions) -> int:
     """Run the command; returns the exit code."""
-    drafters = arms_of(options.drafters)
-    for drafter in drafters:
-        load_class(parse_selection(drafter, DRAFTERS, "drafter"))
-    if BASELINE not in options.drafters.split(","):
-        _note(f"the arm {BASELINE} was added: every comparison needs its baseline")
-    workload = _workload(options)
+    asked = check(options)
     writer = BundleWriter(options.output, force=options.force)
-    arms = load_arms(options, drafters, concurrency=options.concurrency)
-    usable, failed = usable_prompts(workload, arms[BASELINE])
-    if not usable:
-        raise PromptError(f"no prompt of {options.prompts} can be used; the first: {next(iter(failed.values()))}")
-    if failed:
-        _note(f"{len(failed)} prompts cannot be used and count as failed; the first: {next(iter(failed.values()))}")
-    config = _config(options, drafters, arms[BASELINE], len(workload.prompts), failed)
-    writer.begin(config, workload.prompts)
-
-    load = MachineLoad()
-    runs, interrupted = _measure(arms, workload, blocks_of(workload, usable), writer)
-    with interrupts_held():
-        measured = Measured(
-            config=config,
-            runs=tuple(runs),
-            differences=_differences(runs, arms[BASELINE], workload, measure_gaps=not interrupted),
-            failed=failed,
-            interrupted=interrupted,
-            other_cores=load.others(),
-        )
-        summary = summarise_run(measured)
-        writer.end(measured, summary)
+    ready = prepare(asked)
+    with _opened(ready.arms) as descriptions:
+        config = config_of(asked, ready, descriptions)
+        writer.begin(config, ready.workload.prompts)
+        machine = MachineLoad()
+        runs, interrupted = _measure(ready, asked.plan, config, writer)
+        with interrupts_held():
+            measured = Measured(
+                config=config,
+                runs=tuple(runs),
+                differences=_differences(runs, asked.baseline, None if interrupted else ready.judge, ready.workload),
+                failed=ready.failed,
+                interrupted=interrupted,
+                other_cores=machine.others(),
+            )
+            summary = summarise_run(measured)
+            writer.end(measured, summary)
     if options.json:
         print(json.dumps(summary, ensure_ascii=False))
     else:
         print_bench_tables(summary)
-    _note(f"bundle: {options.output}{' (interrupted: only what was measured)' if interrupted else ''}")
+    leave_report(options.output, measured, summary)
+    note(f"bundle: {options.output}{' (interrupted: only what was measured)' if interrupted else ''}")
     return INTERRUPTED if interrupted else 0
 
 
-def _workload(options: BenchOptions) -> Workload:
-    for name in ("limit", "per_category"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise OptionError(f"{name} must be at least 1, got {value}")
-    settings = request_settings(options, max_new_tokens=options.max_new_tokens, ignore_eos=options.ignore_eos)
-    prompts = load_prompts(options.prompts, limit=options.limit, per_category=options.per_category)
-    return Workload(
-        prompts=prompts,
-        settings=settings,
-        concurrency=options.concurrency,
-        seed=options.seed,
-        raw=options.raw,
-    )
+@contextmanager
+def _opened(arms: Mapping[str, Arm]) -> Iterator[dict[str, Description]]:
+    """All arms ready; whatever happens, they are closed at the end."""
+    try:
+        descriptions = {}
+        for name, arm in arms.items():
+            if not isinstance(arm, OwnArm):
+                note(f"starting {name} ...")
+            descriptions[name] = arm.open()
+        yield descriptions
+    finally:
+        for arm in arms.values():
+            arm.close()
 
 
-def _config(
-    options: BenchOptions, drafters: Sequence[str], engine: Engine, num_prompts: int, failed: Mapping[int, str]
-) -> dict[str, Any]:
-    asked = dataclasses.asdict(options)
-    for name in ("json", "force", "output"):
-        del asked[name]
-    return {
-        **asked,
-        "prompts": str(options.prompts),
-        "prompts_sha256": hashlib.sha256(options.prompts.read_bytes()).hexdigest(),
-        "num_prompts": num_prompts,
-        "failed_prompts": {str(index): reason for index, reason in failed.items()},
-        "turns": "the first turn of each question",
-        "drafters": list(drafters),
-        "backend": engine.backend_name,
-        "hardware": hardware(options.threads),
-        "versions": versions(),
-    }
-
-
-def _measure(
-    arms: Mapping[str, Engine], workload: Workload, blocks: Sequence[Sequence[int]], writer: BundleWriter
-) -> tuple[list[ArmRun], bool]:
+def _measure(ready: Ready, plan: Plan, config: Mapping[str, Any], writer: BundleWriter) -> tuple[list[ArmRun], bool]:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -124,6 +93,8 @@ def _measure(
         TimeRemainingColumn,
     )
 
+    arms, workload = ready.arms, ready.workload
+    blocks = blocks_of(workload, ready.usable)
     runs: list[ArmRun] = []
     told = time.monotonic()
     # Refreshed by hand between runs: a refreshing thread would take time from what is measured.
@@ -140,34 +111,52 @@ def _measure(
     )
     try:
         with progress:
-            task = progress.add_task("warming up", total=len(arms) * sum(map(len, blocks)))
+            task = progress.add_task("warming up", total=plan.repeats * len(arms) * sum(map(len, blocks)))
             progress.refresh()
-            warm_up(arms, workload)
-            for run in measure(arms, workload, blocks):
+            for name, arm in arms.items():
+                error = warm_up(arm, workload, ready.encode)
+                if error is not None:
+                    note(f"{name} failed while warming up: {error}")
+            for run in repeated(arms, workload, ready.encode, blocks, plan, config):
                 with interrupts_held():
                     writer.add(run)
                     runs.append(run)
-                progress.update(task, advance=len(run.prompts), description=f"last: {run.drafter}", refresh=True)
+                progress.update(task, advance=len(blocks[run.block]), description=f"last: {run.arm}", refresh=True)
                 if progress.disable and time.monotonic() > told + _TELL_SECONDS:
                     told = time.monotonic()
-                    _note(f"{progress.tasks[0].completed:.0f} of {progress.tasks[0].total:.0f} answers measured")
+                    note(f"{progress.tasks[0].completed:.0f} of {progress.tasks[0].total:.0f} prompts measured")
     except KeyboardInterrupt:
         return runs, True
     return runs, False
 
 
 def _differences(
-    runs: Sequence[ArmRun], engine: Engine, workload: Workload, *, measure_gaps: bool
-) -> dict[tuple[str, int], Difference]:
-    outputs = {(run.drafter, output.prompt): output for run in runs for output in run.outputs}
-    found: dict[tuple[str, int], Difference] = {}
-    for (drafter, prompt), position in find_differences(runs).items():
-        found[drafter, prompt] = Difference(position=position, gap=None)
-        if measure_gaps:
-            baseline, other = outputs[BASELINE, prompt], outputs[drafter, prompt]
-            found[drafter, prompt] = explain(engine, workload.request(prompt), baseline, other, workload.settings)
+    runs: Sequence[ArmRun], baseline: str, judge: Engine | None, workload: Workload
+) -> dict[Key, Difference]:
+    """Where arms leave the baseline, and how close the choice was, as far as our target can judge it."""
+    answers = {
+        (run.arm, request.prompt, request.turn): request
+        for run in reversed(runs)
+        for request in run.requests
+        if request.error is None
+    }
+    found: dict[Key, Difference] = {}
+    astray: set[tuple[str, int]] = set()
+    for place, position in sorted(find_differences(runs, baseline).items(), key=lambda item: item[0].turn):
+        found[place] = Difference(position=position, gap=None)
+        # What follows a different answer is another conversation.
+        if judge is None or (place.arm, place.prompt) in astray:
+            continue
+        astray.add((place.arm, place.prompt))
+        messages = first_messages(workload.prompts[place.prompt])
+        for turn in range(place.turn):
+            said = answers[baseline, place.prompt, turn].text
+            following = workload.prompts[place.prompt].turns[turn + 1]
+            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": following}]
+        expected = answers[baseline, place.prompt, place.turn].token_ids
+        other = answers[place.arm, place.prompt, place.turn].token_ids
+        assert expected is not None and other is not None
+        prompt: Any = messages[-1]["content"] if workload.raw else messages
+        settings = {"temperature": workload.temperature, "seed": workload.seed}
+        found[place] = explain(judge, prompt, expected, other, settings)
     return found
-
-
-def _note(text: str) -> None:
-    print(f"draftsmith: {text}", file=sys.stderr)

@@ -6,6 +6,7 @@ whether text was printed plainly or through rich.
 
 from __future__ import annotations
 
+import sys
 from typing import TextIO, final
 
 from rich.console import Console
@@ -21,3 +22,8 @@ class OutputConsole(Console):
     def on_broken_pipe(self) -> None:
         """Rich would end the process here; the command's own handling is to see it."""
         raise BrokenPipeError
+
+
+def note(text: str) -> None:
+    """A line for people, beside what the command prints."""
+    print(f"draftsmith: {text}", file=sys.stderr)

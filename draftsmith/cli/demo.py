@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from draftsmith.bench.demo_prompts import DEMO_PROMPTS, DemoPrompt
 from draftsmith.bench.differences import NEAR_TIE, explain, find_differences
 from draftsmith.bench.environment import MachineLoad, hardware, versions
+from draftsmith.bench.own_arm import OwnArm
 from draftsmith.bench.runner import Workload, warm_up
-from draftsmith.bench.runs import BASELINE, ArmRun, Difference, Measured, Output
+from draftsmith.bench.runs import BASELINE, ArmRun, Difference, Key, Measured, RequestRun
 from draftsmith.bench.summary import summarise_run
 from draftsmith.cli.demo_view import DemoView, choose_view
 from draftsmith.cli.loading import load_arms
@@ -44,7 +45,9 @@ def run(options: DemoOptions) -> int:
     view.say(
         f"{options.model}: plain decoding against the drafter {options.drafter}, greedy, same weights and prompts."
     )
-    warm_up(arms, Workload(prompts=(), settings=SETTINGS))
+    for name, engine in arms.items():
+        arm = OwnArm(name, engine, max_concurrency=1)
+        warm_up(arm, Workload(prompts=()), arm.encode)
     runs: list[ArmRun] = []
     load = MachineLoad()
     num_kinds = len({item.kind for item in DEMO_PROMPTS})
@@ -84,23 +87,29 @@ def _compare(arms: Mapping[str, Engine], index: int, item: DemoPrompt, view: Dem
 
 
 def _as_run(answer: Answer, engine: Engine, item: DemoPrompt, *, drafter: str, index: int, place: int) -> ArmRun:
-    output = Output(
+    request = RequestRun(
         prompt=index,
+        turn=0,
         prompt_id=item.title,
         category=item.kind,
+        due=0.0,
+        sent=0.0,
+        ended=answer.seconds,
         request=answer.request,
         prompt_tokens=len(engine.encode(item.messages)),
+        num_tokens=len(answer.token_ids),
         token_ids=tuple(answer.token_ids),
         text=answer.text,
         finish_reason=answer.finish_reason,
+        arrivals=tuple(answer.arrivals),
     )
     return ArmRun(
+        repeat=0,
         block=index,
-        drafter=drafter,
+        arm=drafter,
         order=place,
-        prompts=(index,),
         seconds=answer.seconds,
-        outputs=(output,),
+        requests=(request,),
         events=answer.events,
     )
 
@@ -108,9 +117,13 @@ def _as_run(answer: Answer, engine: Engine, item: DemoPrompt, *, drafter: str, i
 def _config(options: DemoOptions, arms: Mapping[str, Engine]) -> dict[str, Any]:
     return {
         "model": options.model,
-        "backend": arms[BASELINE].backend_name,
-        "drafters": list(arms),
-        "concurrency": 1,
+        "baseline": BASELINE,
+        "arms": list(arms),
+        "descriptions": {
+            name: {"engine": "draftsmith", "backend": engine.backend_name} for name, engine in arms.items()
+        },
+        "targets": {},
+        "load": "closed:1",
         "temperature": 0.0,
         "num_prompts": len(DEMO_PROMPTS),
         "hardware": hardware(options.threads),
@@ -118,13 +131,13 @@ def _config(options: DemoOptions, arms: Mapping[str, Engine]) -> dict[str, Any]:
     }
 
 
-def _differences(runs: Sequence[ArmRun], engine: Engine) -> dict[tuple[str, int], Difference]:
-    outputs = {(run.drafter, output.prompt): output for run in runs for output in run.outputs}
+def _differences(runs: Sequence[ArmRun], engine: Engine) -> dict[Key, Difference]:
+    ids = {(run.arm, request.prompt): request.token_ids or () for run in runs for request in run.requests}
     return {
-        (drafter, prompt): explain(
-            engine, DEMO_PROMPTS[prompt].messages, outputs[BASELINE, prompt], outputs[drafter, prompt], SETTINGS
+        key: explain(
+            engine, DEMO_PROMPTS[key.prompt].messages, ids[BASELINE, key.prompt], ids[key.arm, key.prompt], SETTINGS
         )
-        for drafter, prompt in find_differences(runs)
+        for key in find_differences(runs, BASELINE)
     }
 
 
@@ -135,14 +148,14 @@ def _near_tie(difference: Difference) -> bool:
 def _outputs(measured: Measured) -> list[dict[str, Any]]:
     return [
         {
-            "drafter": run.drafter,
-            "prompt": output.prompt_id,
-            "kind": output.category,
-            "token_ids": output.token_ids,
-            "text": output.text,
-            "finish_reason": output.finish_reason,
+            "arm": run.arm,
+            "prompt": request.prompt_id,
+            "kind": request.category,
+            "token_ids": request.token_ids,
+            "text": request.text,
+            "finish_reason": request.finish_reason,
             "seconds": run.seconds,
         }
         for run in measured.runs
-        for output in run.outputs
+        for request in run.requests
     ]

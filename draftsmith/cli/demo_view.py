@@ -125,7 +125,7 @@ class PlainView(ConsoleView):
 
     def end(self, item: DemoPrompt, runs: Mapping[str, ArmRun]) -> None:
         """Print the beginning of the answer and what it took."""
-        lines = runs[self._drafter].outputs[0].text.strip().splitlines()
+        lines = runs[self._drafter].requests[0].text.strip().splitlines()
         more = [f"... ({len(lines) - _PLAIN_LINES} more lines)"] if len(lines) > _PLAIN_LINES else []
         for line in lines[:_PLAIN_LINES] + more:
             self._console.print(f"    {line}", soft_wrap=True)
@@ -193,9 +193,9 @@ def _tail(text: Text, width: int, height: int) -> Text:
 def _verdict(runs: Mapping[str, ArmRun], drafter: str) -> str:
     plain, fast = runs[BASELINE], runs[drafter]
     steps = summarise(fast.events).tokens_per_step
-    same = plain.outputs[0].token_ids == fast.outputs[0].token_ids
+    same = plain.requests[0].token_ids == fast.requests[0].token_ids
     return (
-        f"    {plain.emitted} tokens: plain {plain.seconds:.1f} s, {drafter} {fast.seconds:.1f} s, "
+        f"    {plain.num_tokens} tokens: plain {plain.seconds:.1f} s, {drafter} {fast.seconds:.1f} s, "
         f"{steps or 1.0:.2f} tokens per step, {'same ids' if same else 'IDS DIFFER'}"
     )
 
@@ -205,7 +205,7 @@ def _print_table(console: Console, summary: Mapping[str, Any], measured: Measure
     table.add_column("prompt kind", no_wrap=True)
     for heading in ("prompts", "tokens per step", "speed-up", "identical ids"):
         table.add_column(heading, justify="right", no_wrap=True)
-    result = next(item for item in summary["results"] if item["drafter"] == drafter)
+    result = next(item for item in summary["results"] if item["arm"] == drafter)
     for kind, figures in [*result["categories"].items(), ("all", result)]:
         if kind == "all":
             table.add_section()
@@ -220,18 +220,20 @@ def _print_table(console: Console, summary: Mapping[str, Any], measured: Measure
 
 
 def _cells(figures: Mapping[str, Any]) -> list[str]:
-    compared = figures["identical_prompts"] + figures["divergent_prompts"]
+    compared = figures["identical"] + figures["divergent"]
     return [
-        str(figures["num_prompts"]),
+        str(figures["num_requests"]),
         f"{figures['tokens_per_step']:.2f}",
         f"{figures['speedup']['ratio']:.2f} x",
-        f"{figures['identical_prompts']} of {compared}",
+        f"{figures['identical']} of {compared}",
     ]
 
 
 def _print_differences(console: Console, measured: Measured) -> None:
-    for (drafter, prompt), difference in measured.differences.items():
-        title = next(output.prompt_id for run in measured.runs for output in run.outputs if output.prompt == prompt)
+    for key, difference in measured.differences.items():
+        title = next(
+            request.prompt_id for run in measured.runs for request in run.requests if request.prompt == key.prompt
+        )
         if difference.gap is None:
             reason = "the gap between the two choices could not be measured"
         elif difference.gap < NEAR_TIE:
@@ -239,5 +241,5 @@ def _print_differences(console: Console, measured: Measured) -> None:
         else:
             reason = f"the model scored the two {difference.gap:.1e} apart, which rounding does not explain"
         console.print(
-            f"{title}: {drafter} differs from plain at token {difference.position}; {reason}.\n", soft_wrap=True
+            f"{title}: {key.arm} differs from plain at token {difference.position}; {reason}.\n", soft_wrap=True
         )

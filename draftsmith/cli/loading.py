@@ -16,6 +16,7 @@ from draftsmith.cli.options import CoreSamplingOptions, LengthOptions, SamplingO
 from draftsmith.errors import PromptError
 
 if TYPE_CHECKING:
+    from draftsmith.bench.audit_subject import EngineAudited, Target
     from draftsmith.engine.engine import Engine
 
 
@@ -74,6 +75,28 @@ def load_arms(choice: EngineChoice, drafters: Sequence[str], *, concurrency: int
             )
             arms[drafter] = Engine(model, settings, load=load)
         return arms
+
+
+def load_audited(
+    choice: EngineChoice, drafter: str, *, at_once: int
+) -> tuple[EngineAudited, EngineAudited, Target, bool]:
+    """The audited engine, as users run it; the plain one; the target itself; and whether it has a chat template.
+
+    All over the same weights. Raises `UserError`s as `load_engine` does.
+    """
+    with _notice(f"loading {choice.model} ..."):
+        from draftsmith.bench.audit_subject import EngineAudited, Target, plain_of
+        from draftsmith.engine.engine import Engine, EngineSettings
+        from draftsmith.engine.loading import LoadedModel, load_model
+
+        def load(name: str) -> LoadedModel:
+            return load_model(name, backend=choice.backend, dtype=choice.dtype, threads=choice.threads)
+
+        model = load(choice.model)
+        settings = EngineSettings(drafter=drafter, controller=choice.controller, max_batch=at_once)
+        audited = EngineAudited(Engine(model, settings, load=load), drafter)
+        plain = Engine(model, EngineSettings(drafter="none", max_batch=at_once, prefix_cache=False))
+        return audited, plain_of(plain), Target(model), model.chat is not None
 
 
 def request_settings(*groups: Any, **more: Any) -> dict[str, Any]:

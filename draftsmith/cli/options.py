@@ -20,6 +20,9 @@ _SAMPLING = "Sampling"
 _LENGTH = "Length"
 _OUTPUT = "Output"
 _WORKLOAD = "Workload"
+_ARMS = "Arms and measuring"
+_ENDPOINT = "An endpoint instead"
+_EVIDENCE = "Evidence"
 
 _DRAFTER_HELP = "none, ngram, suffix, hybrid, draft_model:model=M"
 
@@ -171,18 +174,12 @@ class DemoOptions(JsonOption, RuntimeOptions, DrafterOption, ModelOption):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadOptions:
-    """What a benchmark measures."""
+    """What a benchmark sends."""
 
     prompts: Annotated[
-        Path,
-        Option(
-            "--prompts", "-p", metavar="FILE", help='Spec-Bench or {"prompt": ...} lines', rich_help_panel=_WORKLOAD
-        ),
-    ]
-    drafters: Annotated[
         str,
-        Option("--drafters", "-d", metavar="A,B,...", help="Arms; none always runs", rich_help_panel=_WORKLOAD),
-    ] = "none,ngram,suffix"
+        Option("--prompts", "-p", metavar="FILE", help="A data set's file, or builtin", rich_help_panel=_WORKLOAD),
+    ]
     limit: Annotated[
         int | None, Option("--limit", metavar="N", help="First N prompts [all]", rich_help_panel=_WORKLOAD)
     ] = None
@@ -190,9 +187,23 @@ class WorkloadOptions:
         int | None,
         Option("--per-category", metavar="N", help="First N of each category [all]", rich_help_panel=_WORKLOAD),
     ] = None
+    max_turns: Annotated[
+        int, Option("--max-turns", metavar="N", help="Turns of each conversation", rich_help_panel=_WORKLOAD)
+    ] = 1
     concurrency: Annotated[
         int, Option("--concurrency", "-c", metavar="C", help="Prompts at once", rich_help_panel=_WORKLOAD)
     ] = 1
+    load: Annotated[
+        str,
+        Option("--load", metavar="L", help="closed:8, poisson:2, bursty:rate=2, trace:FILE", rich_help_panel=_WORKLOAD),
+    ] = ""
+    requests: Annotated[
+        int | None,
+        Option("--requests", metavar="N", help="Of an open loop [one per prompt]", rich_help_panel=_WORKLOAD),
+    ] = None
+    lengths: Annotated[
+        str, Option("--lengths", metavar="T", help="Tokens in and out: 1k:256,8k:64", rich_help_panel=_WORKLOAD)
+    ] = ""
     max_new_tokens: Annotated[
         int, Option("--max-new-tokens", "-n", metavar="N", help="Most tokens to write", rich_help_panel=_WORKLOAD)
     ] = 128
@@ -200,6 +211,39 @@ class WorkloadOptions:
         bool, Option("--ignore-eos", help="Write on past the model's own end", rich_help_panel=_WORKLOAD)
     ] = False
     raw: Annotated[bool, Option("--raw", help="No chat template", rich_help_panel=_WORKLOAD)] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuringOptions:
+    """What a benchmark compares, and how often."""
+
+    drafters: Annotated[
+        str,
+        Option("--drafters", "-d", metavar="A,B,...", help='Our arms, "-" for none of them', rich_help_panel=_ARMS),
+    ] = "none,ngram,suffix"
+    peer: Annotated[
+        list[str],
+        Option("--peer", metavar="ENGINE", help="Another engine; repeatable (README)", rich_help_panel=_ARMS),
+    ] = field(default_factory=list)
+    baseline: Annotated[
+        str, Option("--baseline", metavar="ARM", help="What speed-ups are over [none]", rich_help_panel=_ARMS)
+    ] = ""
+    repeats: Annotated[
+        int, Option("--repeats", "-r", metavar="N", help="Times over all prompts, at most", rich_help_panel=_ARMS)
+    ] = 1
+    precision: Annotated[
+        float | None,
+        Option("--precision", metavar="X", help="Enough when intervals are +-X, as 0.03", rich_help_panel=_ARMS),
+    ] = None
+    max_seconds: Annotated[
+        float | None, Option("--max-seconds", metavar="S", help="Begin nothing after", rich_help_panel=_ARMS)
+    ] = None
+    timeout: Annotated[
+        float, Option("--timeout", metavar="S", help="Silence that fails a request", rich_help_panel=_ARMS)
+    ] = 600.0
+    targets: Annotated[
+        str, Option("--targets", metavar="T", help="Goodput under ttft=0.5,tpot=0.05", rich_help_panel=_ARMS)
+    ] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,10 +255,122 @@ class BundleOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions(JsonOption, BundleOptions, CoreSamplingOptions, RuntimeOptions, ModelOption, WorkloadOptions):
+class BenchOptions(
+    JsonOption, BundleOptions, CoreSamplingOptions, RuntimeOptions, ModelOption, MeasuringOptions, WorkloadOptions
+):
     """Options of `draftsmith bench`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(JsonOption):
+    """Options of `draftsmith bench compare`."""
+
+    first: Annotated[Path, Argument(metavar="BEFORE")]
+    second: Annotated[Path, Argument(metavar="AFTER")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RescoreOptions(JsonOption):
+    """Options of `draftsmith bench rescore`."""
+
+    bundle: Annotated[Path, Argument(metavar="BUNDLE")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(JsonOption):
+    """Options of `draftsmith bench report`."""
+
+    bundles: Annotated[list[Path], Argument(metavar="BUNDLE...")]
+    output: Annotated[
+        Path | None,
+        Option("--output", "-o", metavar="FILE", help="File or directory [the bundle]", rich_help_panel=_OUTPUT),
+    ] = None
+    markdown: Annotated[
+        bool, Option("--markdown", help="Tables to paste; stdout without -o", rich_help_panel=_OUTPUT)
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelsOptions(JsonOption):
     """Options of `draftsmith models`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditReportOption:
+    """Where an audit's report goes."""
+
+    output: Annotated[
+        Path | None,
+        Option("--output", "-o", metavar="FILE", help="Write the report as JSON too", rich_help_panel=_OUTPUT),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvidenceOptions:
+    """How much an audit looks at."""
+
+    alpha: Annotated[
+        float, Option("--alpha", metavar="A", help="False alarms of a whole audit", rich_help_panel=_EVIDENCE)
+    ] = 0.001
+    drift: Annotated[
+        float, Option("--drift", metavar="TV", help="Total variation to be able to see", rich_help_panel=_EVIDENCE)
+    ] = 0.1
+    budget: Annotated[
+        int, Option("--budget", metavar="N", help="Most tokens the audited engine writes", rich_help_panel=_EVIDENCE)
+    ] = 30_000
+    max_seconds: Annotated[
+        float | None, Option("--max-seconds", metavar="S", help="Most time [no limit]", rich_help_panel=_EVIDENCE)
+    ] = None
+    max_new_tokens: Annotated[
+        int, Option("--max-new-tokens", "-n", metavar="N", help="Tokens of an answer", rich_help_panel=_EVIDENCE)
+    ] = 48
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditedLawOptions:
+    """Settings an audit tries; without a temperature a grid of them."""
+
+    temperature: Annotated[
+        float | None,
+        Option("--temperature", "-t", metavar="T", help="This and greedy [grid]", rich_help_panel=_SAMPLING),
+    ] = None
+    top_k: Annotated[
+        int, Option("--top-k", metavar="K", help="With --temperature: keep the K likeliest", rich_help_panel=_SAMPLING)
+    ] = 0
+    top_p: Annotated[
+        float, Option("--top-p", metavar="P", help="With --temperature: keep up to this sum", rich_help_panel=_SAMPLING)
+    ] = 1.0
+    rule: Annotated[
+        str, Option("--rule", metavar="NAME", help="How drafts are verified at T > 0", rich_help_panel=_SAMPLING)
+    ] = "coupling"
+    seed: Annotated[
+        int, Option("--seed", "-s", metavar="S", help="Same seed, same audit", rich_help_panel=_SAMPLING)
+    ] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointOptions:
+    """Audit servers instead of a model of ours."""
+
+    endpoint: Annotated[
+        str | None,
+        Option("--endpoint", metavar="URL", help="Server that drafts, at its /v1", rich_help_panel=_ENDPOINT),
+    ] = None
+    plain_endpoint: Annotated[
+        str | None,
+        Option("--plain-endpoint", metavar="URL", help="One that does not draft", rich_help_panel=_ENDPOINT),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions(
+    JsonOption,
+    AuditReportOption,
+    EvidenceOptions,
+    AuditedLawOptions,
+    EndpointOptions,
+    RuntimeOptions,
+    DrafterOption,
+    ModelOption,
+):
+    """Options of `draftsmith audit`."""

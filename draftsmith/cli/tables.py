@@ -14,30 +14,44 @@ from rich.table import Table
 from draftsmith.bench.summary import BUSY_CORES
 from draftsmith.cli.console import OutputConsole
 
-_FEW_BLOCKS = 20
+_FEW_ITEMS = 20
 
 
 def print_bench_tables(summary: Mapping[str, Any]) -> None:
-    """One table of the arms, and one of categories where the data have them."""
+    """One table of the arms, one of categories where the data have them, and what to be careful about."""
     console = OutputConsole(sys.stdout)
     results = summary["results"]
     console.print(_arms_table(results))
+    console.print()
+    console.print(_latency_table(results))
     if any("categories" in result for result in results):
         console.print()
         console.print(_categories_table(results))
-    blocks = min(result["num_blocks"] for result in results)
-    if blocks < _FEW_BLOCKS:
-        console.print(f"Only {blocks} blocks were compared: the intervals are too narrow to rely on.", soft_wrap=True)
-    for line in load_notes(summary):
+    for line in notes(summary):
         console.print(line, soft_wrap=True)
-    for result in results:
-        if result["divergent_prompts"]:
-            ties = result["near_ties"]
-            console.print(
-                f"{result['drafter']}: {result['divergent_prompts']} prompts differ from plain decoding, {ties} of "
-                "them at a near tie (gap below 1e-4); see first_difference in outputs.jsonl",
-                soft_wrap=True,
+
+
+def notes(summary: Mapping[str, Any]) -> list[str]:
+    """What a reader of the figures should know."""
+    lines = []
+    compared = [result["speedup"]["items"] for result in summary["results"] if result["speedup"] is not None]
+    if compared and min(compared) < _FEW_ITEMS:
+        lines.append(f"Only {min(compared)} blocks were compared: intervals from so few say little.")
+    lines += load_notes(summary)
+    for result in summary["results"]:
+        for reason, count in result["failed_requests"].items():
+            lines.append(f"{result['arm']}: {count} requests failed and are in no figure: {reason}")
+        if result["divergent"]:
+            lines.append(
+                f"{result['arm']}: {result['divergent']} answers differ from the baseline's, {result['near_ties']} of "
+                f"them at a near tie (gap below 1e-4), the earliest at token {result['first_divergence']}; see "
+                "first_difference in outputs.jsonl"
             )
+        if result["unsteady"]:
+            lines.append(f"{result['arm']}: {result['unsteady']} answers differ from one repeat to another.")
+    for reason, count in summary["failed_prompts"].items():
+        lines.append(f"{count} prompts could not be used: {reason}")
+    return lines
 
 
 def load_notes(summary: Mapping[str, Any]) -> list[str]:
@@ -53,34 +67,57 @@ def load_notes(summary: Mapping[str, Any]) -> list[str]:
 
 def _arms_table(results: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("drafter", overflow="fold")
-    for heading in ("tok/step", "tok/s", "speed-up", "95 % CI", "identical", "failed", "draft", "verify"):
+    table.add_column("arm", overflow="fold")
+    for heading in ("tok/step", "tok/s", "speed-up", "95 % CI", "same ids", "failed", "draft", "verify"):
         table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
-        compared = result["identical_prompts"] + result["divergent_prompts"]
+        compared = result["identical"] + result["divergent"]
+        speedup = result["speedup"]
         table.add_row(
-            result["drafter"],
+            result["arm"],
             _number(result["tokens_per_step"]),
             _number(result["tokens_per_second"], 1),
-            _times(result["speedup"]["ratio"]),
-            "{}-{}".format(*map(_number, result["speedup"]["ci95"])),
-            f"{result['identical_prompts']}/{compared}",
-            str(result["failed_prompts"]),
+            "-" if speedup is None else _times(speedup["ratio"]),
+            "-" if speedup is None else "{}-{}".format(*(_number(speedup[end]) for end in ("low", "high"))),
+            f"{result['identical']}/{compared}" if compared else "-",
+            str(sum(result["failed_requests"].values())),
             _share(result, "draft"),
             _share(result, "verify"),
         )
     return table
 
 
+def _latency_table(results: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("seconds, p50 p99", no_wrap=True)
+    shown = {"ttft": "first token", "tpot": "per token", "itl_step": "between steps", "e2e": "whole answer"}
+    for heading in shown.values():
+        table.add_column(heading, justify="right", no_wrap=True)
+    has_goodput = any(result["latency"]["goodput"] is not None for result in results)
+    if has_goodput:
+        table.add_column("goodput /s", justify="right", no_wrap=True)
+    for result in results:
+        cells = []
+        for name in shown:
+            found = result["latency"][name]
+            cells.append("-" if found is None else f"{found['p50']:.3g}  {found['p99']:.3g}")
+        if has_goodput:
+            goodput = result["latency"]["goodput"]
+            cells.append("-" if goodput is None else _number(goodput["requests_per_second"]))
+        table.add_row(result["arm"], *cells)
+    return table
+
+
 def _categories_table(results: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("category (prompts)")
-    for result in results[1:]:
-        table.add_column(f"{result['drafter']}\ntokens/step", justify="right")
+    table.add_column("category (requests)")
+    others = [result for result in results if result["speedup"] is not None]
+    for result in others:
+        table.add_column(f"{result['arm']}\ntokens/step", justify="right")
         table.add_column("speed-up", justify="right", vertical="bottom")
-    for category, baseline in results[0]["categories"].items():
-        cells = [f"{category or '(none)'} ({baseline['num_prompts']})"]
-        for result in results[1:]:
+    for category, first in results[0]["categories"].items():
+        cells = [f"{category or '(none)'} ({first['num_requests']})"]
+        for result in others:
             figures = result["categories"][category]
             cells += [_number(figures["tokens_per_step"]), _times(figures["speedup"]["ratio"])]
         table.add_row(*cells)
@@ -89,7 +126,7 @@ def _categories_table(results: list[dict[str, Any]]) -> Table:
 
 def _share(result: Mapping[str, Any], part: str) -> str:
     total = result["seconds_total"]
-    return f"{100 * result['seconds'][part] / total:.0f} %" if total else "-"
+    return f"{100 * result['seconds'][part] / total:.0f} %" if total and result["seconds"] else "-"
 
 
 def _number(value: float | None, digits: int = 2) -> str:

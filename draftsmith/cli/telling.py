@@ -25,6 +25,7 @@ class Answer:
     text: str = ""
     finish_reason: str = ""
     origins: Counter[Origin] = field(default_factory=Counter)
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
     seconds: float = 0.0
     events: EventLog = field(default_factory=EventLog)
 
@@ -39,6 +40,8 @@ class Answer:
             if event is None:
                 return
             self.token_ids.extend(event.token_ids)
+            if event.token_ids:
+                self.arrivals.append((self.seconds, len(event.token_ids)))
             self.text += event.text
             self.origins.update(event.origins)
             self.finish_reason = event.finish_reason or self.finish_reason

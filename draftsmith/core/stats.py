@@ -18,11 +18,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
-import numpy.typing as npt
 
 from draftsmith.errors import UserError
-
-_RESAMPLES_AT_ONCE = 1000
 
 
 class StepRecord(NamedTuple):
@@ -341,58 +338,3 @@ def request_totals(log: EventLog) -> dict[int, tuple[int, int]]:
         emitted, pairs = totals.get(record.request, (0, 0))
         totals[record.request] = (emitted + record.emitted, pairs + 1)
     return totals
-
-
-@dataclass(frozen=True, kw_only=True)
-class RatioInterval:
-    """A ratio of totals with its percentile bootstrap interval."""
-
-    ratio: float
-    low: float
-    high: float
-    level: float
-    resamples: int
-    items: int
-
-
-def ratio_interval(
-    numerators: Sequence[tuple[float, float]],
-    denominators: Sequence[tuple[float, float]],
-    *,
-    level: float = 0.95,
-    resamples: int = 10_000,
-    seed: int = 0,
-) -> RatioInterval:
-    """How much the first arm's rate exceeds the second's, items paired and resampled together.
-
-    Item i of an arm is (amount, cost), for a speed-up (tokens, seconds) of prompt i; an arm's rate is its
-    total amount over its total cost, never a mean of per-item rates. Percentile interval (Efron 1979); with
-    few items it is somewhat too narrow, with one it is a point. Raises `ValueError` for arms of different
-    length, no items, or a negative or all-zero column.
-    """
-    if len(numerators) != len(denominators) or not len(numerators):
-        raise ValueError(f"arms of {len(numerators)} and {len(denominators)} items; needed: paired, at least one each")
-    columns = np.concatenate([np.asarray(arm, dtype=np.float64).T for arm in (numerators, denominators)])
-    totals = columns.sum(axis=1)
-    if not np.isfinite(columns).all() or (columns < 0).any() or (totals <= 0).any():
-        raise ValueError("amounts and costs must be finite, not negative, and above zero in total")
-    items = columns.shape[1]
-    generator = np.random.default_rng(seed)
-    drawn: list[npt.NDArray[np.float64]] = []
-    for start in range(0, resamples, _RESAMPLES_AT_ONCE):
-        size = min(_RESAMPLES_AT_ONCE, resamples - start)
-        counts = generator.multinomial(items, np.full(items, 1 / items), size=size)
-        drawn.append(counts @ columns.T)
-    sums = np.concatenate(drawn)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = sums[:, 0] / sums[:, 1] / (sums[:, 2] / sums[:, 3])
-    ratios = ratios[np.isfinite(ratios)]  # a resample may miss every item that costs anything
-    low, high = np.quantile(ratios, [(1 - level) / 2, (1 + level) / 2])
-    return RatioInterval(
-        ratio=float(totals[0] / totals[1] / (totals[2] / totals[3])),
-        low=float(low),
-        high=float(high),
-        level=level,
-        resamples=resamples,
-        items=items,
-    )

@@ -147,9 +147,19 @@ class Engine:
         return self._model.backend.spec
 
     @property
+    def bits_per_weight(self) -> float:
+        """Of the target's matrices as they lie in memory."""
+        return 8 * self._model.backend.weight_bytes / self.spec.num_parameters
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The target's tokenizer."""
         return self._model.tokenizer
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """The target's own end tokens."""
+        return self._model.eos_ids
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of one prompt, chat template applied to messages. Raises `PromptError`."""

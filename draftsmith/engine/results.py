@@ -50,8 +50,12 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStatistics:
-    """Counts and times of one sample. Steps and drafts leave prompt steps out (as tokens per step does)."""
+    """Counts and times of one sample. Steps and drafts leave prompt steps out (as tokens per step does).
 
+    `request`: its number in the engine's event log.
+    """
+
+    request: int
     drafter: str
     seed: int
     prompt_tokens: int

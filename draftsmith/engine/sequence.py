@@ -151,6 +151,7 @@ class Sequence:
         now = self._last_at if self._last_at is not None else time.perf_counter()
         first = self._first_at if self._first_at is not None else now
         statistics = RequestStatistics(
+            request=self.id,
             drafter=self.drafter_name,
             seed=self.view.random.seed,
             prompt_tokens=self.view.prompt_len,

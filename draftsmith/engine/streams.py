@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, final
 
-from draftsmith.engine.results import TokenEvent
+from draftsmith.engine.results import GenerationResult, TokenEvent
 
 if TYPE_CHECKING:
     from draftsmith.engine.sequence import Sequence
@@ -71,6 +71,23 @@ class TokenStream(Iterator[TokenEvent]):
             self.close()
             raise
         raise StopIteration
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next event, or the end, is there without a further step."""
+        return self._closed or self._call.settled
+
+    def advance(self) -> None:
+        """Let the engine make one step, for all its requests, unless this stream is ready.
+
+        For those who follow many streams at once and want to see what each step brought.
+        """
+        if not self.ready:
+            self._advance(self._call)
+
+    def results(self) -> list[GenerationResult]:
+        """The samples as far as they have come; whole once the stream has ended."""
+        return [sequence.result() for sequence in self._call.sequences]
 
     def close(self) -> None:
         """Cancel what still runs; nothing more is yielded."""

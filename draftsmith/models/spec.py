@@ -83,6 +83,13 @@ class DecoderSpec:
         return self.num_heads // self.num_kv_heads
 
     @property
+    def num_parameters(self) -> int:
+        """Weights of the matrices; norms and biases, a thousandth of them, are left out."""
+        heads = self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        layer = self.width * (heads + 3 * self.mlp_width)
+        return self.num_layers * layer + self.vocab_size * self.width * (1 if self.tied_head else 2)
+
+    @property
     def window(self) -> int | None:
         """The window of the windowed layers (all share one), or None when every layer sees everything."""
         return next((window for window in self.layer_windows if window is not None), None)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from draftsmith.bench.worker_process import SCRIPTS, WorkerError
 from tests.engine.fakes import EOS, tiny_model
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -54,20 +55,19 @@ def own() -> Any:
 
 def test_a_peer_answers_whatever_its_libraries_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import native_arms
-    from peers.lines import PeerError
 
-    (tmp_path / "worker.py").write_text(PEER.format(peers=str(BENCHMARKS / "peers")))
-    monkeypatch.setattr(native_arms, "WORKERS", tmp_path)
+    (tmp_path / "worker.py").write_text(PEER.format(peers=str(SCRIPTS)))
+    monkeypatch.setattr(native_arms, "SCRIPTS", tmp_path)
     settings: dict[str, Any] = {"threads": 1, "n_ctx": 64, "log": tmp_path / "log"}
     arm = native_arms.PeerArm("peer", "worker.py", sys.executable, Path("a.gguf"), **settings)
     try:
         assert arm.description == {"path": "a.gguf"}
         run = arm.generate([1], 5)
         assert (run.decoded, run.rate, run.loop_seconds) == (4, 2.0, 0.5)
-        with pytest.raises(PeerError, match="no prompts today"):
+        with pytest.raises(WorkerError, match="no prompts today"):
             arm.prefill([1])
         assert arm.generate([1], 2).decoded == 1
-        with pytest.raises(PeerError, match="status 3"):
+        with pytest.raises(WorkerError, match="status 3"):
             arm.score_rows([1], [2], 1)
     finally:
         arm.close()

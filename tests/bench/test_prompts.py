@@ -18,9 +18,9 @@ def write(tmp_path, *items):
     return path
 
 
-def test_spec_bench_lines_use_the_first_turn(tmp_path):
+def test_spec_bench_lines_keep_their_turns(tmp_path):
     path = write(tmp_path, {"question_id": 81, "category": "writing", "turns": ["one", "two"], "reference": []})
-    assert load_prompts(path) == [Prompt(prompt_id="81", text="one", category="writing")]
+    assert load_prompts(path) == [Prompt(prompt_id="81", turns=("one", "two"), category="writing")]
 
 
 def test_plain_lines_and_both_kinds_mixed(tmp_path):

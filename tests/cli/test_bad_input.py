@@ -229,6 +229,11 @@ class TestBench:
         for part in parts:
             assert part in line
 
+    def test_a_data_set_that_is_not_known(self, bench, prompts):
+        line = bench(f"gsm9k:{prompts('{}')}")
+        assert "gsm9k" in line
+        assert "gsm8k" in line
+
     def test_missing_prompts_file(self, bench, tmp_path):
         assert "absent.jsonl" in bench(tmp_path / "absent.jsonl")
         assert str(tmp_path) in bench(tmp_path)

@@ -1,5 +1,6 @@
 """`draftsmith bench` from flags to bundle, on the tiny model."""
 
+import hashlib
 import importlib.util
 import json
 
@@ -7,9 +8,10 @@ import pytest
 
 from draftsmith.bench import bundle
 from draftsmith.bench.differences import first_difference
+from draftsmith.bench.prompts import load_prompts
+from draftsmith.bench.runs import Key
 from draftsmith.bench.summary import summarise_run
 from draftsmith.cli import bench as bench_module
-from draftsmith.core.stats import EventLog
 from tests.cli.tiny import CONTEXT, run
 
 TEXTS = ["abc", "say xyz", "hello", "123", "the end", "a b c"]
@@ -43,43 +45,59 @@ def test_the_bundle_holds_what_the_summary_was_computed_from(bench):
     captured, output, summary = bench("-d", "none,ngram,suffix", "--json")
     assert json.loads(captured.out) == summary
     assert captured.out.count("\n") == 1
-    assert [result["drafter"] for result in summary["results"]] == ["none", "ngram", "suffix"]
+    assert [result["arm"] for result in summary["results"]] == ["none", "ngram", "suffix"]
     assert summary["model"].endswith("tiny.gguf")
-    assert summary["backend"] == ("native" if importlib.util.find_spec("draftsmith._native") else "reference")
+    backend = "native" if importlib.util.find_spec("draftsmith._native") else "reference"
+    assert all(result["details"]["backend"] == backend for result in summary["results"])
     assert summary["versions"]["torch"]
     assert not summary["interrupted"]
     for result in summary["results"]:
-        assert (result["num_prompts"], result["failed_prompts"]) == (6, 0)
+        assert (result["num_requests"], result["failed_requests"]) == (6, {})
         assert result["emitted_tokens"] == 6 * 20
-        assert (result["identical_prompts"], result["divergent_prompts"]) == (6, 0)
+        assert (result["identical"], result["divergent"]) == (6, 0)
         assert set(result["categories"]) == {"copy", "chat"}
-    assert summarise_run(bundle.read(output)) == summary
-    outputs = [json.loads(line) for line in (output / "outputs.jsonl").read_text().splitlines()]
-    assert len(outputs) == 18
-    for result, name in zip(summary["results"], ["0-none", "1-ngram", "2-suffix"], strict=True):
-        log = EventLog.load(output / f"events-{name}.jsonl")
-        own = [item for item in outputs if item["drafter"] == result["drafter"]]
-        assert sum(record.emitted for record in log.requests) == sum(len(item["token_ids"]) for item in own) == 120
+    measured = bundle.read(output)
+    assert json.loads(json.dumps(summarise_run(measured))) == summary
+    assert len(measured.runs) == 18
+    for arm in ("none", "ngram", "suffix"):
+        own = [run for run in measured.runs if run.arm == arm]
+        assert sum(record.emitted for run in own for record in run.events.requests) == 120
+        assert sum(len(request.token_ids) for run in own for request in run.requests) == 120
     config = json.loads((output / "config.json").read_text())
     assert config["max_new_tokens"] == 20
     assert len(config["prompts_sha256"]) == 64
 
 
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
+def test_the_bundle_holds_a_page_and_any_fault_of_it_costs_no_run(bench, monkeypatch):
+    captured, output, _ = bench("-d", "none,suffix", "--limit", "2")
+    assert "<svg" in (output / "report.html").read_text()
+    assert "report.html" not in captured.err
+
+    def fail(*_):
+        raise RuntimeError("no fonts")
+
+    monkeypatch.setattr("draftsmith.cli.report.to_html", fail)
+    captured, output, _ = bench("-d", "none,suffix", "--limit", "2", name="other")
+    assert "no report.html (RuntimeError: no fonts); the bundle is whole" in captured.err
+    assert bundle.read(output).runs
+
+
 def test_tables_for_people(bench):
     captured, output, _ = bench("-d", "none,ngram")
     lines = captured.out.splitlines()
-    assert lines[0].split()[0] == "drafter"
+    assert lines[0].split()[0] == "arm"
     assert [line.split()[0] for line in lines[1:3]] == ["none", "ngram"]
     assert "6/6" in lines[2]
     assert any(line.startswith("copy (3)") for line in lines)
     assert "Only 6 blocks" in captured.out
     assert str(output) in captured.err
-    assert all(len(line) <= 80 for line in lines[:7])
+    assert all(len(line) <= 80 for line in lines[:12])
 
 
 def test_the_baseline_is_added_and_said_so(bench):
     captured, _, summary = bench("-d", "ngram", "--limit", "2")
-    assert [result["drafter"] for result in summary["results"]] == ["none", "ngram"]
+    assert [result["arm"] for result in summary["results"]] == ["none", "ngram"]
     assert "none was added" in captured.err
 
 
@@ -90,11 +108,51 @@ def test_limits(bench):
 
 def test_concurrency_and_temperature_are_used(bench):
     _, output, summary = bench("-d", "none,ngram", "--concurrency", "3", "--temperature", "0.9", "--seed", "4")
-    for result in summary["results"]:
-        assert (result["concurrency"], result["temperature"]) == (3, 0.9)
-        assert result["divergent_prompts"] == 0
-    log = EventLog.load(output / "events-0-none.jsonl")
-    assert max(step.requests for step in log.steps) == 3
+    assert (summary["load"], summary["temperature"]) == ("closed:3", 0.9)
+    assert [result["divergent"] for result in summary["results"]] == [0, 0]
+    assert max(step.requests for run in bundle.read(output).runs for step in run.events.steps) == 3
+
+
+def test_conversations_go_on_with_the_engines_own_answers(bench):
+    _, output, summary = bench("-d", "none,ngram", "--max-turns", "2", "--limit", "2")
+    assert [result["num_requests"] for result in summary["results"]] == [4, 4]
+    assert [result["identical"] for result in summary["results"]] == [4, 4]
+    for run_ in bundle.read(output).runs:
+        first, second = run_.requests
+        assert second.prompt_tokens > first.prompt_tokens + first.num_tokens
+
+
+def test_an_open_loop_sends_when_requests_are_due(bench):
+    _, output, summary = bench("-d", "none", "--load", "poisson:rate=50", "--targets", "ttft=5,e2e=9")
+    (run_,) = bundle.read(output).runs
+    dues = sorted(request.due for request in run_.requests)
+    assert len(set(dues)) == len(dues) == 6
+    assert all(request.sent >= request.due for request in run_.requests)
+    assert summary["results"][0]["latency"]["goodput"]["met"] == 6
+
+
+def test_repeats_and_rescoring(bench, capsys):
+    _, output, summary = bench("-d", "none,suffix", "--limit", "2", "--repeats", "3")
+    assert (summary["repeats"], summary["results"][1]["num_requests"]) == (3, 6)
+    assert run("bench", "rescore", output, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == summary
+    changed = json.loads((output / "summary.json").read_text())
+    changed["results"][1]["tokens_per_step"] = 9.0
+    (output / "summary.json").write_text(json.dumps(changed))
+    assert run("bench", "rescore", output) == 1
+    assert "results[1].tokens_per_step" in capsys.readouterr().err
+
+
+def test_comparing_two_runs(bench, capsys):
+    first = bench("-d", "none,ngram", "--limit", "3", name="one")[1]
+    second = bench("-d", "none,ngram,suffix", "--limit", "3", "--seed", "7", name="two")[1]
+    assert run("bench", "compare", first, second) == 0
+    told = capsys.readouterr().out
+    assert "settings: seed was 0, is 7" in told
+    assert "only in the second run: suffix" in told
+    assert "3/3" in told
+    assert run("bench", "compare", first, second, "--json") == 0
+    assert [item["arm"] for item in json.loads(capsys.readouterr().out)["results"]] == ["none", "ngram"]
 
 
 def test_sampling_and_length_options_reach_the_answers(bench):
@@ -114,8 +172,8 @@ def test_no_prefix_is_reused_while_measuring(bench, tmp_path):
     path = tmp_path / "same.jsonl"
     path.write_text('{"prompt": "the very same prompt"}\n' * 3)
     _, output, _ = bench("-d", "none", path=path)
-    log = EventLog.load(output / "events-0-none.jsonl")
-    prompt_rows = [step.rows for step in log.steps if step.context == 0]
+    steps = [step for run_ in bundle.read(output).runs for step in run_.events.steps]
+    prompt_rows = [step.rows for step in steps if step.context == 0]
     assert len(prompt_rows) == 3
     assert len(set(prompt_rows)) == 1
 
@@ -126,37 +184,88 @@ def test_a_second_run_needs_force(bench, tiny, prompts, tmp_path, capsys):
     assert "--force" in capsys.readouterr().err
     _, output, summary = bench("-d", "none", "--limit", "2", "--force")
     assert summary["prompts_given"] == 2
-    assert not (output / "events-1-ngram.jsonl").exists()
+    assert len(bundle.read(output).runs) == 2
 
 
 def test_a_prompt_too_long_counts_as_failed_in_every_arm(bench, tmp_path):
     path = tmp_path / "long.jsonl"
     path.write_text(json.dumps({"prompt": "abc"}) + "\n" + json.dumps({"prompt": "x" * CONTEXT}) + "\n")
     captured, _, summary = bench("-d", "none,ngram", path=path)
-    assert [(item["num_prompts"], item["failed_prompts"]) for item in summary["results"]] == [(1, 1), (1, 1)]
+    assert [item["num_requests"] for item in summary["results"]] == [1, 1]
+    assert list(summary["failed_prompts"].values()) == [1]
     assert "1 prompt" in captured.err
 
 
-def test_a_difference_is_found_with_its_gap(bench, monkeypatch):
-    """One arm of another model: differences are real, and the gap is measured at the first of them."""
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("-d", "-"), "nothing to measure"),
+        (("-d", "none,none"), "more than once"),
+        (("-d", "none,"), "empty name"),
+        (("--baseline", "other"), "none of the arms"),
+        (("--targets", "ttft"), "SECONDS"),
+        (("--repeats", "0"), "at least 1"),
+        (("--precision", "0"), "above 0"),
+        (("--max-turns", "0"), "at least 1"),
+        (("--timeout", "0"), "above 0"),
+        (("--load", "closed"), "closed"),
+        (("--peer", "nobody"), "nobody"),
+    ],
+)
+def test_slips_are_found_before_the_model_is_loaded(arguments, reason, prompts, tmp_path, capsys):
+    assert run("bench", "-m", "no such model", "-p", prompts, "-o", tmp_path / "out", *arguments) == 2
+    assert reason in capsys.readouterr().err
 
-    def astray(runs):
-        found = {}
+
+def test_a_difference_is_found_with_its_gap(bench, monkeypatch):
+    """One answer of one arm is changed: the difference is real, and the gap is measured at the first of them."""
+
+    def astray(runs, baseline):
         for run_ in runs:
-            for index, output in enumerate(run_.outputs):
-                if run_.drafter == "ngram" and output.prompt == 1:
-                    changed = (*output.token_ids[:7], 5, *output.token_ids[8:])
-                    object.__setattr__(run_.outputs[index], "token_ids", changed)
-                    found["ngram", 1] = 7
-        return found
+            for request in run_.requests:
+                if run_.arm == "ngram" and request.prompt == 1:
+                    ids = request.token_ids
+                    object.__setattr__(request, "token_ids", (*ids[:7], 5, *ids[8:]))
+        return {Key("ngram", 1, 0): 7}
 
     monkeypatch.setattr(bench_module, "find_differences", astray)
     captured, output, summary = bench("-d", "none,ngram")
     ngram = summary["results"][1]
-    assert (ngram["identical_prompts"], ngram["divergent_prompts"], ngram["near_ties"]) == (5, 1, 0)
-    assert "1 prompts differ" in captured.out
+    assert (ngram["identical"], ngram["divergent"], ngram["near_ties"]) == (5, 1, 0)
+    assert "1 answers differ" in captured.out
     records = [json.loads(line) for line in (output / "outputs.jsonl").read_text().splitlines()]
-    ids = {item["drafter"]: item["token_ids"] for item in records if item["prompt"] == 1}
+    ids = {item["arm"]: item["token_ids"] for item in records if item["prompt"] == 1}
     different = next(item["first_difference"] for item in records if item["first_difference"])
     assert different["position"] == first_difference(ids["none"], ids["ngram"]) == 7
     assert different["gap"] is None or different["gap"] > 1e-4
+
+
+def test_the_built_in_prompts_need_no_file(bench):
+    _, output, summary = bench("-d", "none", "--limit", "2", path="builtin")
+    assert summary["results"][0]["num_requests"] == 2
+    config = json.loads((output / "config.json").read_text())
+    assert (config["prompts"], config["prompts_read_as"]) == ("builtin", ["builtin"])
+    # A bundle's prompts can be run again.
+    assert load_prompts(output / "prompts.jsonl", max_turns=1) == load_prompts("builtin", limit=2, max_turns=1)
+
+
+def test_a_data_set_is_named_before_its_file_and_what_is_left_out_is_said(bench, tmp_path):
+    path = tmp_path / "chats.json"
+    said = [{"from": "human", "value": "abc"}]
+    path.write_text(json.dumps([{"conversations": []}, {"conversations": said, "max_new_tokens": 3}]))
+    captured, output, _ = bench("-d", "none", path=f"sharegpt:{path}")
+    assert "1 entries" in captured.err
+    assert "nothing the user says" in captured.err
+    assert [request.num_tokens for run_ in bundle.read(output).runs for request in run_.requests] == [3]
+    config = json.loads((output / "config.json").read_text())
+    assert config["prompts_left_out"] == {"nothing the user says": 1}
+    assert config["prompts_sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_prompts_at_lengths(bench, tmp_path):
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps({"prompt": "the quick brown fox jumps over the lazy dog " * 3}) + "\n")
+    _, output, summary = bench("-d", "none", "--lengths", "32:5,48:7", path=path)
+    found = {request.category: request.num_tokens for run_ in bundle.read(output).runs for request in run_.requests}
+    assert sorted(found.values()) == [5, 7]
+    assert len(summary["results"][0]["categories"]) == 2

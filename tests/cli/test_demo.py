@@ -6,7 +6,7 @@ import re
 import pytest
 
 from draftsmith.bench.demo_prompts import DEMO_PROMPTS
-from draftsmith.bench.runs import Difference
+from draftsmith.bench.runs import Difference, Key
 from draftsmith.cli import demo as demo_module
 from draftsmith.cli import demo_view
 from draftsmith.cli.console import OutputConsole
@@ -56,9 +56,9 @@ def test_json(tiny, short, capsys):
     out = capsys.readouterr().out
     document = json.loads(out)
     assert out.count("\n") == 1
-    assert [item["drafter"] for item in document["results"]] == ["none", "suffix"]
+    assert [item["arm"] for item in document["results"]] == ["none", "suffix"]
     assert list(document["results"][1]["categories"]) == KINDS
-    assert document["results"][1]["divergent_prompts"] == 0
+    assert document["results"][1]["divergent"] == 0
     assert len(document["outputs"]) == 10
     pairs = {}
     for item in document["outputs"]:
@@ -71,7 +71,7 @@ def test_arms_take_turns_in_going_first(tiny, short, monkeypatch):
     spied = demo_module.summarise_run
     monkeypatch.setattr(demo_module, "summarise_run", lambda measured: orders.append(measured) or spied(measured))
     run("demo", "-m", tiny, "-d", "ngram")
-    first = [run.drafter for run in orders[0].runs if run.order == 0]
+    first = [run.arm for run in orders[0].runs if run.order == 0]
     assert first == ["none", "ngram", "none", "ngram", "none"]
 
 
@@ -79,7 +79,7 @@ def test_arms_take_turns_in_going_first(tiny, short, monkeypatch):
     ("gap", "code", "words"), [(3e-5, 0, "near tie"), (2e-3, 1, "does not explain"), (None, 1, "not be")]
 )
 def test_a_difference_is_shown_and_excused_only_by_a_near_tie(tiny, short, monkeypatch, capsys, gap, code, words):
-    monkeypatch.setattr(demo_module, "find_differences", lambda runs: {("ngram", 2): 7})
+    monkeypatch.setattr(demo_module, "find_differences", lambda runs, baseline: {Key("ngram", 2, 0): 7})
     monkeypatch.setattr(demo_module, "explain", lambda *arguments: Difference(position=7, gap=gap))
     assert run("demo", "-m", tiny, "-d", "ngram") == code
     out = capsys.readouterr().out

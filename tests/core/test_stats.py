@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftsmith.core.conventions import published
+from draftsmith.core.intervals import ratio_interval
 from draftsmith.core.stats import (
     EventLog,
     RequestStepRecord,
     Seconds,
     StepRecord,
-    ratio_interval,
     request_totals,
     summarise,
 )

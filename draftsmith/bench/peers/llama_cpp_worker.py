@@ -1,11 +1,11 @@
 """llama.cpp as a worker process: loads a GGUF file and answers requests on standard input (see `lines.py`).
 
-Started by `bench_native.py` with the peer environment's Python. Greedy everywhere: the next token is numpy's
-argmax over llama.cpp's own logits, without a sampler. Every time is wall time seen here, so it holds what this
-loop costs in Python; `call_seconds` says how much of it was spent inside llama.cpp. Flash attention is faster for
-some work and slower for other, so `load` times both and every command uses the faster.
+Started with the peer environment's Python by the arm `llama_cpp` and by `benchmarks/bench_native.py`. A greedy token
+is numpy's argmax over llama.cpp's own logits, a sampled one comes from its samplers. Every time is wall time seen here,
+so it holds what this loop costs in Python; `call_seconds` says how much of it was spent inside llama.cpp. Flash
+attention is faster for some work and slower for other, so `load` times both and every command uses the faster.
 
-    echo '{"command": "load", "path": "model.gguf", "threads": 2, "n_ctx": 1024}' | python llama_cpp_worker.py
+    echo '{"key": 0, "command": "load", "path": "model.gguf", "threads": 2, "n_ctx": 1024}' | python llama_cpp_worker.py
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 import llama_cpp as C
 import numpy as np
-from lines import serve
-from llama_context import Context, Model
+from lines import Emit, serve
+from llama_context import Context, Model, Pick, Sampler, pick_best
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 AUTO, OFF = -1, 0
@@ -64,11 +64,32 @@ class Worker:
         Both lookups draft K tokens with llama-cpp-python's own prompt lookup: "lookup" in this loop, with
         argmax over all rows and nothing copied, "api" in its high-level `Llama` class.
         """
+        return self.stream(_drop, ids, n, stop, draft)
+
+    def stream(
+        self,
+        emit: Emit,
+        ids: list[int],
+        n: int,
+        stop: Sequence[int] = (),
+        draft: str = "none",
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> dict[str, Any]:
+        """`generate` that tells its tokens as they come, and samples where `temperature` is above 0."""
         kind, _, width = draft.partition(":")
         if kind == "api":
-            return self._generate_api(ids, n, set(stop), int(width))
+            sampling = {"temp": temperature, "top_p": top_p, "top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0}
+            return self._generate_api(emit, ids, n, set(stop), int(width), seed, sampling)
         lookup = None if kind == "none" else LlamaPromptLookupDecoding(num_pred_tokens=int(width))
-        return self._generate_loop(ids, n, set(stop), lookup)
+        if temperature <= 0:
+            return self._generate_loop(emit, ids, n, set(stop), lookup, pick_best)
+        sampler = Sampler(self._decoder, temperature=temperature, top_p=top_p, seed=seed)
+        try:
+            return self._generate_loop(emit, ids, n, set(stop), lookup, sampler.pick)
+        finally:
+            sampler.close()
 
     def generate_batch(self, prompts: list[list[int]], n: int) -> dict[str, Any]:
         """`n` greedy tokens of each prompt in step with one another; all prompts have the same length."""
@@ -148,33 +169,39 @@ class Worker:
             self._held = list(tokens)
 
     def _generate_loop(
-        self, ids: list[int], n: int, stop: set[int], lookup: LlamaPromptLookupDecoding | None
+        self, emit: Emit, ids: list[int], n: int, stop: set[int], lookup: LlamaPromptLookupDecoding | None, pick: Pick
     ) -> dict[str, Any]:
         self._fresh()
         context = self._decoder
         text = np.empty(len(ids) + n, dtype=np.intc)
         text[: len(ids)] = ids
         began = perf_counter()
-        text[len(ids)] = context.feed(ids, 0, every=False)[0].argmax()
+        last = pick(context.feed(ids, 0, every=False), [])[0]
+        text[len(ids)] = last
+        emit([last])
         first, calls = perf_counter(), context.call_seconds
-        length, last, steps = len(ids) + 1, int(text[len(ids)]), 0
+        length = len(ids) + 1
+        count = dict.fromkeys(("steps", "drafts", "drafted", "accepted"), 0)
         while length < len(text) and last not in stop:
             drafted = text[:0] if lookup is None else lookup(text[:length])[: len(text) - length - 1]
-            rows = context.feed([last, *drafted], length - 1, every=True)
-            best = rows.argmax(axis=1)
-            steps += 1
-            wrong = np.flatnonzero(best[:-1] != drafted)
-            accepted = int(wrong[0]) if len(wrong) else len(drafted)
-            if accepted < len(drafted):
-                context.cut(length + accepted)
-            for token in best[: accepted + 1].tolist():
-                text[length], last = token, token
-                length += 1
-                if token in stop:
-                    break
-        return self._run(text[len(ids) : length].tolist(), began, first, steps, context.call_seconds - calls)
+            picked = pick(context.feed([last, *drafted], length - 1, every=True), drafted)
+            count["steps"] += 1
+            count["drafts"] += len(drafted) > 0
+            count["drafted"] += len(drafted)
+            count["accepted"] += len(picked) - 1
+            if len(picked) <= len(drafted):
+                context.cut(length + len(picked) - 1)
+            end = next((place for place, token in enumerate(picked) if token in stop), len(picked) - 1)
+            picked = picked[: end + 1]
+            text[length : length + len(picked)] = picked
+            length, last = length + len(picked), picked[-1]
+            emit(picked)
+        run = self._run(text[len(ids) : length].tolist(), began, first)
+        return {**run, "steps": count["steps"], "counters": count, "call_seconds": context.call_seconds - calls}
 
-    def _generate_api(self, ids: list[int], n: int, stop: set[int], width: int) -> dict[str, Any]:
+    def _generate_api(
+        self, emit: Emit, ids: list[int], n: int, stop: set[int], width: int, seed: int, sampling: dict[str, Any]
+    ) -> dict[str, Any]:
         lookup = LlamaPromptLookupDecoding(num_pred_tokens=width)
         if self._api is None:
             self._api = C.Llama(
@@ -187,34 +214,31 @@ class Worker:
                 verbose=False,
             )
         self._api.draft_model = lookup
+        self._api.set_seed(seed & 0xFFFFFFFF)
         self._api.reset()
         began, first, out = perf_counter(), 0.0, []
-        for token in self._api.generate(ids, temp=0.0, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0):
-            first = first or perf_counter()
+        for token in self._api.generate(ids, **sampling):
             out.append(int(token))
+            emit(out[-1:])
+            first = first or perf_counter()
             if len(out) == n or token in stop:
                 break
-        return self._run(out, began, first, None, None)
+        return {**self._run(out, began, first), "steps": None, "counters": {}, "call_seconds": None}
 
     @staticmethod
-    def _run(
-        ids: list[int], began: float, first: float, steps: int | None, call_seconds: float | None
-    ) -> dict[str, Any]:
-        ended = perf_counter()
-        return {
-            "ids": ids,
-            "prompt_seconds": first - began,
-            "decode_seconds": ended - first,
-            "steps": steps,
-            "call_seconds": call_seconds,
-        }
+    def _run(ids: list[int], began: float, first: float) -> dict[str, Any]:
+        return {"ids": ids, "prompt_seconds": first - began, "decode_seconds": perf_counter() - first}
+
+
+def _drop(tokens: Sequence[int]) -> None:
+    """Nobody listens."""
 
 
 def main() -> None:
     """Serve until standard input ends."""
     worker = Worker()
     names = ("info", "load", "generate", "generate_batch", "score_rows", "prefill", "logits")
-    serve({name: getattr(worker, name) for name in names})
+    serve({name: getattr(worker, name) for name in names}, {"stream": worker.stream})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A thin layer over llama.cpp's own C functions: a model, and a context that is fed rows.
 
-Used by `llama_cpp_worker.py` alone, inside the peer's environment. The low-level API, because the high-level
+Used by the scripts beside it, inside the peer's environment. The low-level API, because the high-level
 class copies logits and builds Python objects per token, which would be counted against llama.cpp.
 Invariant: `call_seconds` holds all time inside `llama_decode` and the wait for its logits, so that wall time
 less it is what this loop adds.
@@ -9,7 +9,7 @@ less it is what this loop adds.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -135,3 +135,42 @@ class Context:
         """Give the memory back."""
         C.llama_batch_free(self._batch)
         C.llama_free(self.handle)
+
+
+Pick = Callable[[np.ndarray, Sequence[int]], list[int]]
+"""From the logits of the last token's row and the drafted ones: the drafts that stay, and one token more."""
+
+
+def pick_best(rows: np.ndarray, drafted: Sequence[int]) -> list[int]:
+    """Greedy."""
+    best = rows.argmax(axis=1)
+    wrong = np.flatnonzero(best[:-1] != drafted)
+    return best[: (int(wrong[0]) if len(wrong) else len(drafted)) + 1].tolist()
+
+
+class Sampler:
+    """llama.cpp's own samplers: temperature, then top-p, then a draw from a seeded generator.
+
+    A draft stays while it is what was drawn, so that the generator is asked once per token with or without drafts.
+    """
+
+    def __init__(self, context: Context, *, temperature: float, top_p: float, seed: int) -> None:
+        self._context = context.handle
+        self._chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
+        C.llama_sampler_chain_add(self._chain, C.llama_sampler_init_temp(temperature))
+        if top_p < 1:
+            C.llama_sampler_chain_add(self._chain, C.llama_sampler_init_top_p(top_p, 1))
+        C.llama_sampler_chain_add(self._chain, C.llama_sampler_init_dist(seed & 0xFFFFFFFF))
+
+    def pick(self, rows: np.ndarray, drafted: Sequence[int]) -> list[int]:
+        """Sampled. Rows are told from behind, because a prompt's only logits are its last row's."""
+        out: list[int] = []
+        for place in range(len(drafted) + 1):
+            out.append(C.llama_sampler_sample(self._chain, self._context, place - len(drafted) - 1))
+            if place < len(drafted) and out[-1] != drafted[place]:
+                break
+        return out
+
+    def close(self) -> None:
+        """Give the memory back."""
+        C.llama_sampler_free(self._chain)

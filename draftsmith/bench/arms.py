@@ -1,0 +1,181 @@
+"""What a benchmark runs: an arm is one way of answering prompts, ours or another engine's.
+
+Written once for each kind of engine, driven by the runner alone. The runner asks and polls from one thread, so an arm
+whose engine works by itself hands over what came through a queue. Invariants: an arm answers every request it took
+with exactly one `Answer`, failed ones too; times are `time.perf_counter()` when the harness could first see the
+tokens; nothing is reused from one request to another unless the arm says so in `describe`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from draftsmith.core.stats import EventLog
+from draftsmith.registry import ARMS, load_class, parse_selection, read_options
+
+Message = Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """One request. `key`: unique within an arm. `ids`: the prompt's token ids where the run's tokenizer made them,
+    None where only text can be sent. `messages`: the conversation so far (a raw prompt: None and `text`).
+
+    `seed`: of the request; the same for every arm. `end_ids`: the model's own end tokens, empty where unknown or where
+    `ignore_eos` asks to write past them.
+    """
+
+    key: int
+    ids: Sequence[int] | None
+    messages: Sequence[Message] | None
+    text: str
+    max_new_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    end_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """Tokens of a request that became visible together."""
+
+    key: int
+    seconds: float
+    num_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counters:
+    """What an engine says about its speculation, where it has no event log of ours; None: unknown.
+
+    `drafts`: drafts that were verified. `drafted`, `accepted`: tokens. `steps`: forwards of the target after the one
+    that read the prompt. `accepted_at`: accepted tokens by their place in the draft. `mean_length`: tokens per step on
+    average since the engine started, from engines that tell nothing finer: it holds work of others too.
+    """
+
+    drafts: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    steps: int | None = None
+    accepted_at: tuple[int, ...] | None = None
+    mean_length: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The end of a request. `token_ids`: None where the engine tells only text; `num_tokens` is its own count then.
+
+    `finish_reason`: "stop" or "length". `error`: why it failed, and then no other field counts but `key` and
+    `seconds`. `request`: its number in the arm's event log, None without one. `details`: what else the engine told,
+    such as times measured in its own process.
+    """
+
+    key: int
+    seconds: float
+    prompt_tokens: int = 0
+    token_ids: tuple[int, ...] | None = None
+    num_tokens: int = 0
+    text: str = ""
+    finish_reason: str = ""
+    request: int | None = None
+    counters: Counters | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What an arm is, for the bundle and the report. `details`: versions, options, anything else worth citing."""
+
+    engine: str
+    model: str
+    bits_per_weight: float | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """What a run gives to every arm made for it. `context_len`: room for a prompt and its answer, in tokens.
+
+    `count_tokens`, `decode`: of the run's tokenizer, for engines that tell only text or only ids; None without one.
+    """
+
+    threads: int = 1
+    context_len: int = 2048
+    count_tokens: Callable[[str], int] | None = None
+    decode: Callable[[Sequence[int]], str] | None = None
+
+
+class Arm(ABC):
+    """One way of answering. `name`: the selection it was asked for by, unique in a run."""
+
+    name: str
+    max_concurrency: int = 1
+    """Requests it can work on at once; more wait in the runner."""
+
+    @abstractmethod
+    def open(self) -> Description:
+        """Load what it needs. Raises `UserError` with one clear line when it cannot run here."""
+
+    @abstractmethod
+    def submit(self, ask: Ask) -> None:
+        """Take a request; returns at once."""
+
+    @abstractmethod
+    def poll(self, timeout: float) -> list[Arrival | Answer]:
+        """Go on with the work, and what came of it: at least one item unless `timeout` seconds went by.
+
+        An engine that works in this thread does about one step and returns. Arrivals of a request stand before its
+        answer.
+        """
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Drop all requests that run; nothing more is heard of them."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything, processes included. Harmless when repeated or never opened."""
+
+    def encode(self, messages: Sequence[Message] | None, text: str) -> list[int] | None:
+        """Token ids of a prompt, where this arm's engine is the one that encodes for all; None where it cannot."""
+        return None
+
+    def take_events(self) -> EventLog:
+        """The event log since the last call; empty for engines that keep none of ours."""
+        return EventLog()
+
+    def block_counters(self) -> Counters | None:
+        """Counters of all requests together since the last call, where the engine does not tell them one by one.
+
+        The runner calls it once before each block and once after the last, so an arm may take it for the border
+        between blocks.
+        """
+        return None
+
+    def memory_bytes(self) -> int | None:
+        """Resident memory of the engine's process now, None where unknown."""
+        return None
+
+
+def make_arm(text: str, info: RunInfo) -> Arm:
+    """The arm of another engine that a selection such as `llama_cpp:model=FILE` names. Raises `OptionError`."""
+    arm_class, options = _selected(text)
+    arm: Arm = arm_class.create(text, options, info)
+    return arm
+
+
+def check_arm(text: str) -> None:
+    """Raise `OptionError` for a selection that names no engine or options it has not."""
+    _selected(text)
+
+
+def _selected(text: str) -> tuple[Any, Any]:
+    selection = parse_selection(text, ARMS, "arm")
+    arm_class: Any = load_class(selection)
+    return arm_class, read_options(arm_class.Options, selection.options, f"arm {text}")

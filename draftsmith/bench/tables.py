@@ -1,0 +1,81 @@
+"""Records of an event log as a table on disk: Parquet, or JSON lines where pyarrow is not installed.
+
+Called by the bundle. Invariant: what `read_table` gives equals what `write_table` got, types and order included.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+Record = TypeVar("Record", bound=tuple[Any, ...])
+
+_TYPES = {"int": "int64", "float": "float64", "bool": "bool_", "str": "string", "str | None": "string"}
+
+
+def has_parquet() -> bool:
+    """Whether tables become Parquet files here."""
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def write_table(
+    stem: Path, record_class: type[Record], more: Mapping[str, Sequence[int]], records: Sequence[Record]
+) -> None:
+    """Write `stem`.parquet or .jsonl: the fields of a named tuple as columns, behind columns of whole numbers."""
+    fields = _fields(record_class)
+    columns = {**more, **{name: [record[place] for record in records] for place, name in enumerate(fields)}}
+    if not has_parquet():
+        temporary = stem.with_name(f".{stem.name}.new")
+        with temporary.open("w", encoding="utf-8") as stream:
+            for row in zip(*columns.values(), strict=True):
+                stream.write(json.dumps(dict(zip(columns, row, strict=True)), separators=(",", ":")) + "\n")
+        os.replace(temporary, stem.with_suffix(".jsonl"))
+        return
+    import pyarrow
+    import pyarrow.parquet
+
+    kinds: dict[str, str] = dict.fromkeys(more, "int") | fields
+    schema = pyarrow.schema([(name, getattr(pyarrow, _TYPES[kind])()) for name, kind in kinds.items()])
+    temporary = stem.with_name(f".{stem.name}.new")
+    pyarrow.parquet.write_table(pyarrow.table(columns, schema=schema), temporary)
+    os.replace(temporary, stem.with_suffix(".parquet"))
+
+
+def read_table(
+    stem: Path, record_class: type[Record], more: Sequence[str]
+) -> tuple[dict[str, list[int]], list[Record]]:
+    """The columns `more` and the records. Raises `ValueError` for a damaged file or one that cannot be read here."""
+    names = [*more, *_fields(record_class)]
+    lines = stem.with_suffix(".jsonl")
+    if lines.exists():
+        rows = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
+        columns = {name: [row[name] for row in rows] for name in names}
+    else:
+        columns = _read_parquet(stem.with_suffix(".parquet"), names)
+    records = [record_class(*row) for row in zip(*(columns[name] for name in names[len(more) :]), strict=True)]
+    return {name: columns[name] for name in more}, records
+
+
+def _read_parquet(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
+    if not has_parquet():
+        raise ValueError(f"{path.name} needs pyarrow: pip install pyarrow")
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(path, columns=list(names))
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path.name} is damaged: {error}") from error
+    return {name: table.column(name).to_pylist() for name in names}
+
+
+def _fields(record_class: type[Any]) -> dict[str, str]:
+    # NamedTuple turns annotations into forward references.
+    return {name: str(getattr(kind, "__forward_arg__", kind)) for name, kind in record_class.__annotations__.items()}
