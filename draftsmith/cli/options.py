@@ -195,7 +195,7 @@ class WorkloadOptions:
     ] = 1
     load: Annotated[
         str,
-        Option("--load", metavar="L", help="closed:8, poisson:2, bursty:rate=2, trace:FILE", rich_help_panel=_WORKLOAD),
+        Option("--load", metavar="L", help="closed:8, poisson:2, trace:FILE, bursty:...", rich_help_panel=_WORKLOAD),
     ] = ""
     requests: Annotated[
         int | None,
@@ -223,7 +223,7 @@ class MeasuringOptions:
     ] = "none,ngram,suffix"
     peer: Annotated[
         list[str],
-        Option("--peer", metavar="ENGINE", help="Another engine; repeatable (README)", rich_help_panel=_ARMS),
+        Option("--peer", metavar="ENGINE", help="Another engine, see docs/benchmark.md", rich_help_panel=_ARMS),
     ] = field(default_factory=list)
     baseline: Annotated[
         str, Option("--baseline", metavar="ARM", help="What speed-ups are over [none]", rich_help_panel=_ARMS)

@@ -1,11 +1,16 @@
 """Fixtures of the command line's tests."""
 
 import io
+import signal
 
 import pytest
 
 from tests.cli.terminal import Terminal
 from tests.cli.tiny import write_tiny
+
+# Started in the background by a shell, tests inherit that Ctrl-C is ignored, and so would every command they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
