@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from draftsmith.core.stats import EventLog
+from draftsmith.errors import OptionError
 from draftsmith.registry import ARMS, load_class, parse_selection, read_options
 
 Message = Mapping[str, str]
@@ -164,18 +165,26 @@ class Arm(ABC):
 
 
 def make_arm(text: str, info: RunInfo) -> Arm:
-    """The arm of another engine that a selection such as `llama_cpp:model=FILE` names. Raises `OptionError`."""
-    arm_class, options = _selected(text)
-    arm: Arm = arm_class.create(text, options, info)
+    """The arm of another engine that `llama_cpp:model=FILE` or `LABEL=llama_cpp:model=FILE` names.
+
+    Raises `OptionError`.
+    """
+    name, arm_class, options = _selected(text)
+    arm: Arm = arm_class.create(name, options, info)
     return arm
 
 
-def check_arm(text: str) -> None:
-    """Raise `OptionError` for a selection that names no engine or options it has not."""
-    _selected(text)
+def check_arm(text: str) -> str:
+    """The name of the arm that a text asks for: its label, else the text. Raises `OptionError` where there is none."""
+    return _selected(text)[0]
 
 
-def _selected(text: str) -> tuple[Any, Any]:
-    selection = parse_selection(text, ARMS, "arm")
+def _selected(text: str) -> tuple[str, Any, Any]:
+    label, mark, rest = text.partition("=")
+    # A selection has a colon before its first equals sign.
+    name, selection_text = (label.strip(), rest) if mark and ":" not in label else (text, text)
+    if not name:
+        raise OptionError(f"arm {text!r} has an empty label; write LABEL=ENGINE:key=value, or no label")
+    selection = parse_selection(selection_text, ARMS, "arm")
     arm_class: Any = load_class(selection)
-    return arm_class, read_options(arm_class.Options, selection.options, f"arm {text}")
+    return name, arm_class, read_options(arm_class.Options, selection.options, f"arm {selection_text}")

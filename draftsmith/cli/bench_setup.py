@@ -79,17 +79,16 @@ class Ready:
 def check(options: BenchOptions) -> Asked:
     """Raises `UserError`s for whatever is wrong."""
     drafters = _names("--drafters", options.drafters)
-    peers = _unique("--peer", options.peer)
+    peers = list(options.peer)
     if not drafters and not peers:
         raise OptionError("nothing to measure: name drafters (--drafters none,suffix) or engines (--peer ...)")
     if drafters and BASELINE not in drafters:
         drafters.insert(0, BASELINE)
         note(f"the arm {BASELINE} was added: every comparison needs its baseline")
-    for text in peers:
-        check_arm(text)
+    named = [check_arm(text) for text in peers]
     for drafter in drafters:
         load_class(parse_selection(drafter, DRAFTERS, "drafter"))
-    names = [*drafters, *peers]
+    names = _unique("--drafters and --peer", [*drafters, *named])
     baseline = options.baseline or names[0]
     if baseline not in names:
         raise OptionError(f"--baseline {baseline!r} is none of the arms: {', '.join(names)}")

@@ -15,6 +15,7 @@ from draftsmith.bench.summary import BUSY_CORES
 from draftsmith.cli.console import OutputConsole
 
 _FEW_ITEMS = 20
+_WIDE = 3  # arms beside the baseline: with more there is room for speed-ups alone
 
 
 def print_bench_tables(summary: Mapping[str, Any]) -> None:
@@ -90,7 +91,7 @@ def _arms_table(results: list[dict[str, Any]]) -> Table:
 def _latency_table(results: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("seconds, p50 p99", no_wrap=True)
-    shown = {"ttft": "first token", "tpot": "per token", "itl_step": "between steps", "e2e": "whole answer"}
+    shown = {"ttft": "first token", "tpot": "per token", "itl_step": "between steps", "e2e": "answer"}
     for heading in shown.values():
         table.add_column(heading, justify="right", no_wrap=True)
     has_goodput = any(result["latency"]["goodput"] is not None for result in results)
@@ -100,7 +101,7 @@ def _latency_table(results: list[dict[str, Any]]) -> Table:
         cells = []
         for name in shown:
             found = result["latency"][name]
-            cells.append("-" if found is None else f"{found['p50']:.3g}  {found['p99']:.3g}")
+            cells.append("-" if found is None else f"{found['p50']:.2g}  {found['p99']:.2g}")
         if has_goodput:
             goodput = result["latency"]["goodput"]
             cells.append("-" if goodput is None else _number(goodput["requests_per_second"]))
@@ -112,14 +113,19 @@ def _categories_table(results: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("category (requests)")
     others = [result for result in results if result["speedup"] is not None]
+    is_wide = len(others) > _WIDE
     for result in others:
+        if is_wide:
+            table.add_column(f"{result['arm']}\nspeed-up", justify="right")
+            continue
         table.add_column(f"{result['arm']}\ntokens/step", justify="right")
         table.add_column("speed-up", justify="right", vertical="bottom")
     for category, first in results[0]["categories"].items():
         cells = [f"{category or '(none)'} ({first['num_requests']})"]
         for result in others:
             figures = result["categories"][category]
-            cells += [_number(figures["tokens_per_step"]), _times(figures["speedup"]["ratio"])]
+            cells += [] if is_wide else [_number(figures["tokens_per_step"])]
+            cells.append(_times(figures["speedup"]["ratio"]))
         table.add_row(*cells)
     return table
 

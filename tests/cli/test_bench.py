@@ -210,6 +210,9 @@ def test_a_prompt_too_long_counts_as_failed_in_every_arm(bench, tmp_path):
         (("--timeout", "0"), "above 0"),
         (("--load", "closed"), "closed"),
         (("--peer", "nobody"), "nobody"),
+        (("--peer", "label=nobody:x=1"), "nobody"),
+        (("--peer", "=endpoint:url=http://h:1"), "empty label"),
+        (("--peer", "none=endpoint:url=http://h:1"), "more than once"),
     ],
 )
 def test_slips_are_found_before_the_model_is_loaded(arguments, reason, prompts, tmp_path, capsys):
