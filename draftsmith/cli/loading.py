@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +18,7 @@ from draftsmith.errors import PromptError
 if TYPE_CHECKING:
     from draftsmith.bench.audit_subject import EngineAudited, Target
     from draftsmith.engine.engine import Engine
+    from draftsmith.engine.loading import LoadedModel
 
 
 class EngineChoice(Protocol):
@@ -62,11 +63,8 @@ def load_arms(choice: EngineChoice, drafters: Sequence[str], *, concurrency: int
     """
     with _notice(f"loading {choice.model} ..."):
         from draftsmith.engine.engine import Engine, EngineSettings
-        from draftsmith.engine.loading import LoadedModel, load_model
 
-        def load(name: str) -> LoadedModel:
-            return load_model(name, backend=choice.backend, dtype=choice.dtype, threads=choice.threads)
-
+        load = _loader(choice)
         model = load(choice.model)
         arms = {}
         for drafter in drafters:
@@ -87,16 +85,20 @@ def load_audited(
     with _notice(f"loading {choice.model} ..."):
         from draftsmith.bench.audit_subject import EngineAudited, Target, plain_of
         from draftsmith.engine.engine import Engine, EngineSettings
-        from draftsmith.engine.loading import LoadedModel, load_model
 
-        def load(name: str) -> LoadedModel:
-            return load_model(name, backend=choice.backend, dtype=choice.dtype, threads=choice.threads)
-
+        load = _loader(choice)
         model = load(choice.model)
         settings = EngineSettings(drafter=drafter, controller=choice.controller, max_batch=at_once)
         audited = EngineAudited(Engine(model, settings, load=load), drafter)
         plain = Engine(model, EngineSettings(drafter="none", max_batch=at_once, prefix_cache=False))
         return audited, plain_of(plain), Target(model), model.chat is not None
+
+
+def _loader(choice: EngineChoice) -> Callable[[str], LoadedModel]:
+    """How a target or a drafter's model is loaded under these options."""
+    from draftsmith.engine.loading import load_model
+
+    return lambda name: load_model(name, backend=choice.backend, dtype=choice.dtype, threads=choice.threads)
 
 
 def request_settings(*groups: Any, **more: Any) -> dict[str, Any]:

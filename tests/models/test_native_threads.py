@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,16 @@ def run(script: str, *arguments: str) -> str:
     return done.stdout.strip()
 
 
+def in_two_threads(work: Callable[[int], None]) -> None:
+    """Call work(0) and work(1) at the same time."""
+    workers = [threading.Thread(target=work, args=(index,)) for index in (0, 1)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+        assert not worker.is_alive(), "a thread hangs"
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.parametrize("threads", ["1", "3"])
 def test_a_forked_child_scores(threads: str) -> None:
@@ -115,12 +126,7 @@ def test_one_backend_serves_two_threads(threads: int) -> None:
         except Exception as error:
             failures.append(repr(error))
 
-    workers = [threading.Thread(target=work, args=(index,)) for index in (0, 1)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
-        assert not worker.is_alive(), "a thread hangs"
+    in_two_threads(work)
     assert not failures
 
 
@@ -173,10 +179,5 @@ def test_two_backends_score_at_once(threads: int) -> None:
         except Exception as error:
             failures.append(repr(error))
 
-    workers = [threading.Thread(target=work, args=(index,)) for index in (0, 1)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
-        assert not worker.is_alive(), "a thread hangs"
+    in_two_threads(work)
     assert not failures
