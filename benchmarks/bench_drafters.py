@@ -74,6 +74,7 @@ def target() -> TargetInfo:
         tokenizer=None,
         load_model=refuse,
         make_drafter=refuse,
+        backend=None,
     )
 
 

@@ -18,6 +18,7 @@ import torch
 
 from draftsmith.core.types import Proposal, Verdict
 from draftsmith.core.view import SequenceView
+from draftsmith.models.backend import Backend
 
 Tap: TypeAlias = int | str
 """`k`: hidden state after k decoder layers (0 = embeddings), un-normalised; "last_hidden": after the final norm."""
@@ -35,7 +36,8 @@ class TargetInfo:
     `vocab_size`: rows of the logits. `max_context`: longest sequence the target takes.
     `tokenizer`: the target's tokenizer, or None. `load_model(name)` loads another model with the
     engine's settings (used by standalone draft models). `make_drafter(selection_text)` makes another
-    drafter for the same target (used by combinations). `eos_ids`: tokens that end an answer.
+    drafter for the same target (used by combinations). `eos_ids`: tokens that end an answer. `backend`: the
+    target's, for its spec, embedding and head; a drafter never scores with it.
     """
 
     vocab_size: int
@@ -44,6 +46,7 @@ class TargetInfo:
     tokenizer: Any
     load_model: Callable[[str], Any]
     make_drafter: Callable[[str], Drafter]
+    backend: Backend
 
 
 @dataclass(frozen=True, slots=True)

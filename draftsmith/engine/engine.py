@@ -280,6 +280,7 @@ class Engine:
             tokenizer=self.tokenizer,
             load_model=self._load,
             make_drafter=self._make_drafter,
+            backend=self._model.backend,
         )
         return drafter_class.create(options, target)
 

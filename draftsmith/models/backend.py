@@ -66,6 +66,17 @@ class Backend(ABC):
         unknown = taps - set(range(self.spec.num_layers + 1)) - {"last_hidden"}
         assert not unknown, f"unknown taps {sorted(map(str, unknown))}"
 
+    @abstractmethod
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Embeddings [N, D] of tokens (int64, [N]) as the first layer gets them, float32, for trained drafters."""
+
+    @abstractmethod
+    def head_rows(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The head's weights [N, D] of tokens (int64, [N]), float32: logits are `last_hidden` times them.
+
+        A model's soft cap on logits (`spec.logit_cap`) comes after that.
+        """
+
     @property
     @abstractmethod
     def weight_bytes(self) -> int:

@@ -44,7 +44,7 @@ class Linear(ABC):
 
 
 def prepare(weight: torch.Tensor, bias: torch.Tensor | None = None, *, is_embedding: bool = False) -> Linear:
-    """The fastest layer for a weight [O, I] where it lies. `is_embedding`: `weight_rows` will be called."""
+    """The fastest layer for a weight [O, I] where it lies. `is_embedding`: `weight_rows` is called in every step."""
     if weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkl.is_available():
         return BlockedLinear(weight, bias)
     if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and can_pack():
@@ -122,8 +122,8 @@ class PackedLinear(Linear):
         return torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
 
     def weight_rows(self, ids: torch.Tensor) -> torch.Tensor:
-        assert self._table is not None, "not made as an embedding"
-        return self._table.index_select(0, ids)
+        table = self._packed.to_dense() if self._table is None else self._table
+        return table.index_select(0, ids)
 
     @property
     def num_bytes(self) -> int:

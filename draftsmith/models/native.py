@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
@@ -27,6 +27,9 @@ from draftsmith.models.native_weights import Packer, Raw
 from draftsmith.models.rope import cosines_and_sines, inverse_frequencies
 from draftsmith.models.spec import DecoderSpec
 from draftsmith.models.weights import Load
+
+if TYPE_CHECKING:
+    from draftsmith import _native
 
 CACHE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _TILE = 16
@@ -98,13 +101,13 @@ class NativeBackend(Backend):
             }
             for layer in range(spec.num_layers)
         ]
-        embedding, head, final_norm = weights.ends()
+        self._embedding, self._head, final_norm = weights.ends()
         try:
             self._decoder = _native.Decoder(
                 _shape(spec),
                 layers,
-                embedding,
-                head,
+                self._embedding,
+                self._head,
                 final_norm,
                 cache_type=options.cache,
                 threads=threads,
@@ -164,6 +167,12 @@ class NativeBackend(Backend):
     def kernels(self) -> str:
         """Name of the instruction set in use."""
         return self._decoder.kernels
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        return _rows(self._embedding, tokens).mul_(self.spec.embedding_scale)
+
+    def head_rows(self, tokens: torch.Tensor) -> torch.Tensor:
+        return _rows(self._head, tokens)
 
     def score(self, groups: Sequence[RowGroup], taps: frozenset[int | str] = frozenset()) -> Scored:
         self.check_request(groups, taps)
@@ -228,6 +237,13 @@ class NativeBackend(Backend):
             self._decoder.set_rotation(kind, *table)
         self._num_positions = num_positions
         del self._rotations[:-1]
+
+
+def _rows(packed: _native.Packed, tokens: torch.Tensor) -> torch.Tensor:
+    """Rows [N, D] of a packed matrix as float32."""
+    if len(tokens) == 0:
+        return torch.empty(0, packed.inputs)
+    return torch.from_numpy(packed.select(tokens.to("cpu", torch.int32).numpy()).dequantise())
 
 
 def _split_taps(taken: Mapping[int | str, torch.Tensor], counts: Sequence[int]) -> list[dict[int | str, torch.Tensor]]:

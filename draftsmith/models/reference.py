@@ -79,6 +79,14 @@ class ReferenceBackend(Backend):
         return self._weights.num_bytes
 
     @torch.no_grad()
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self._weights.embed(tokens.to(self._device)).to(torch.float32) * self._embedding_scale
+
+    @torch.no_grad()
+    def head_rows(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self._weights.head.weight_rows(tokens.to(self._device)).to(torch.float32)
+
+    @torch.no_grad()
     def score(self, groups: Sequence[RowGroup], taps: frozenset[int | str] = frozenset()) -> Scored:
         self.check_request(groups, taps)
         if not groups:

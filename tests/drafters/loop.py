@@ -77,6 +77,12 @@ class TableBackend(Backend):
             logits.append(self.table[list(group.tokens[group.first_logit :])])
         return Scored(logits=logits, taps=[{} for _ in groups])
 
+    def embed(self, tokens):
+        return torch.nn.functional.one_hot(tokens, self.spec.vocab_size)[:, : self.spec.width].float()
+
+    def head_rows(self, tokens):
+        return torch.eye(self.spec.vocab_size)[tokens, : self.spec.width]
+
     @property
     def weight_bytes(self):
         return self.table.nbytes
@@ -108,6 +114,7 @@ def target_info(models=None, tokenizer=LETTERS, vocab_size=VOCAB, eos_ids=frozen
         tokenizer=tokenizer,
         load_model=lambda name: models[name],
         make_drafter=lambda text: make(text, info),
+        backend=TableBackend(TABLE),
     )
     return info
 

@@ -1,0 +1,181 @@
+"""Trained drafters on disk: a directory with `config.json` and `model.safetensors`.
+
+Written by the trainer and by conversions, read by every drafter with weights. Invariants: a directory appears
+whole or not at all; what does not fit the target or the method is refused by name before anything runs, and no
+tensor is missing, unknown or misshapen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from draftsmith.drafters.base import TargetInfo
+from draftsmith.drafters.trainable import DraftModule, TrainableDrafter
+from draftsmith.errors import ModelFileError, OptionError
+from draftsmith.registry import DRAFTERS, load_class, parse_selection
+
+FORMAT = 1
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What a directory holds. `config`: the module's own; `target`: what it was trained for; `about`: its history."""
+
+    path: Path
+    method: str
+    config: Mapping[str, Any]
+    target: Mapping[str, Any]
+    about: Mapping[str, Any]
+    tensors: Mapping[str, torch.Tensor]
+
+
+def module_class(method: str) -> type[DraftModule]:
+    """What is trained for a drafter of the table. Raises `OptionError` for one without weights."""
+    drafter = load_class(parse_selection(method, DRAFTERS, "drafter"))
+    if not issubclass(drafter, TrainableDrafter):
+        raise OptionError(f"drafter {method!r} has no weights to train")
+    return drafter.Module
+
+
+def save_module(
+    path: Path, method: str, module: DraftModule, target_name: str, target: TargetInfo, about: Mapping[str, Any]
+) -> None:
+    """Write a module as it is, its weights in the type they have. An older directory of that name is replaced.
+
+    `about`: plain values about its training, kept for people. Raises `OSError` as the system does, with nothing
+    half-written left behind.
+    """
+    spec = target.backend.spec
+    described = {
+        "draftsmith": FORMAT,
+        "method": method,
+        "config": dataclasses.asdict(module.config),
+        "target": {
+            "name": target_name,
+            "vocab_size": target.vocab_size,
+            "width": spec.width,
+            "num_layers": spec.num_layers,
+        },
+        "about": dict(about),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
+        save_file(tensors, staging / WEIGHTS)
+        (staging / CONFIG).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+        staging.chmod(0o755)
+        for name in (WEIGHTS, CONFIG):
+            with (staging / name).open("rb") as file:
+                os.fsync(file.fileno())
+        _replace(staging, path)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _replace(staging: Path, path: Path) -> None:
+    """Put a directory in another's place; a directory cannot be renamed onto one that has files."""
+    if not path.exists():
+        staging.rename(path)
+        return
+    older = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    path.rename(older / path.name)
+    staging.rename(path)
+    shutil.rmtree(older, ignore_errors=True)
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read and check a directory's own consistency. Raises `ModelFileError` naming the file."""
+    where = path / CONFIG
+    try:
+        described = json.loads(where.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelFileError(f"{where}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError(f"{where}: not valid JSON ({error})") from error
+    if not isinstance(described, dict) or described.get("draftsmith") != FORMAT:
+        raise ModelFileError(
+            f"{where}: not a drafter of this package (key 'draftsmith' must be {FORMAT}); other projects' "
+            "checkpoints are read by `draftsmith convert`"
+        )
+    for key, kind in (("method", str), ("config", dict), ("target", dict), ("about", dict)):
+        if not isinstance(described.get(key), kind):
+            raise ModelFileError(f"{where}: key {key!r} must be a {kind.__name__}")
+    weights = path / WEIGHTS
+    try:
+        with safe_open(str(weights), framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+    except (SafetensorError, OSError) as error:
+        raise ModelFileError(f"{weights}: not a readable safetensors file ({error})") from error
+    return Checkpoint(
+        path=path,
+        method=described["method"],
+        config=described["config"],
+        target=described["target"],
+        about=described["about"],
+        tensors=tensors,
+    )
+
+
+def load_module(path: Path, method: str, target: TargetInfo) -> DraftModule:
+    """A module with the weights of a directory, in float32. Raises `ModelFileError` for whatever does not fit."""
+    checkpoint = read_checkpoint(path)
+    if checkpoint.method != method:
+        raise ModelFileError(f"{path}: holds weights of drafter {checkpoint.method!r}, not of {method!r}")
+    return build_module(checkpoint, target)
+
+
+def build_module(checkpoint: Checkpoint, target: TargetInfo) -> DraftModule:
+    """A checkpoint's module. Raises `ModelFileError` for a wrong target, config or tensor."""
+    path, spec = checkpoint.path, target.backend.spec
+    here = {"vocab_size": target.vocab_size, "width": spec.width, "num_layers": spec.num_layers}
+    for key, value in here.items():
+        if checkpoint.target.get(key) != value:
+            raise ModelFileError(
+                f"{path}: trained for a target with {key} {checkpoint.target.get(key)} "
+                f"({checkpoint.target.get('name')}); this target's is {value}"
+            )
+    kind = module_class(checkpoint.method)
+    try:
+        config = kind.Config(**checkpoint.config)
+    except (TypeError, OptionError) as error:
+        raise ModelFileError(f"{path / CONFIG}: key 'config': {error}") from error
+    module = kind(config, target, _draft_ids(checkpoint, target.vocab_size))
+    expected = module.state_dict()
+    for name in sorted(set(expected) ^ set(checkpoint.tensors)):
+        raise ModelFileError(f"{path / WEIGHTS}: tensor {name!r} is {'missing' if name in expected else 'unknown'}")
+    for name, tensor in checkpoint.tensors.items():
+        if tensor.shape != expected[name].shape:
+            raise ModelFileError(
+                f"{path / WEIGHTS}: tensor {name!r} has shape {tuple(tensor.shape)}; {tuple(expected[name].shape)} "
+                "is implied by the config"
+            )
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ModelFileError(f"{path / WEIGHTS}: tensor {name!r} holds a weight that is not finite")
+    module.load_state_dict(dict(checkpoint.tensors))
+    return module
+
+
+def _draft_ids(checkpoint: Checkpoint, vocab_size: int) -> torch.Tensor | None:
+    ids = checkpoint.tensors.get("draft_ids")
+    if ids is None:
+        return None
+    where = f"{checkpoint.path / WEIGHTS}: tensor 'draft_ids'"
+    if ids.dtype != torch.int64 or ids.ndim != 1 or len(ids) == 0:
+        raise ModelFileError(f"{where} must be a list of int64")
+    if int(ids[0]) < 0 or int(ids[-1]) >= vocab_size or not bool((ids[1:] > ids[:-1]).all()):
+        raise ModelFileError(f"{where} must rise from at least 0 to below {vocab_size}")
+    return ids

@@ -1,0 +1,150 @@
+"""EAGLE-3 (2503.01840): one layer over fused taps of three depths of the target, unrolled on its own outputs.
+
+Row t reads g_t, the three taps of row t through one matrix, and the token x_{t+1}; its output predicts x_{t+2}
+and takes g's place in the next row. Training unrolls the same way (training-time test): every row sees true
+rows before it and its own unrolled ones, exactly what drafting sees. EAGLE-3.1 differs in two switches.
+
+Shape letters: B texts, L rows, D width, U draft vocabulary, A anchors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from draftsmith.drafters.base import Tap, TargetInfo
+from draftsmith.drafters.draft_layer import DraftLayer, Heads, LayerShape, RMSNorm, fill_normal, mix_causal, rotations
+from draftsmith.drafters.trainable import DepthDraft, DraftModule, TrainingBatch, shift_left
+from draftsmith.errors import OptionError
+from draftsmith.registry import read_options
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Config(LayerShape):
+    """`taps`: which layers are fused, as layers applied. `norm_before_residual`: the residual is the normed feature
+    (speculators) instead of g itself. `norm_output`: the normed output is fed back (EAGLE-3.1) instead of the raw
+    one. `tap_norm`: each tap is normed before it is fused (EAGLE-3.1).
+    """
+
+    taps: tuple[int, ...]
+    norm_before_residual: bool = False
+    norm_output: bool = False
+    tap_norm: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "taps", tuple(self.taps))
+        if not self.taps or list(self.taps) != sorted(set(self.taps)) or self.taps[0] < 0:
+            raise OptionError(f"taps are {self.taps}: rising numbers of layers applied are needed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Changes:
+    """What may be chosen before training. `taps`: written 2-15-27."""
+
+    taps: str = ""
+    mlp_width: int = 0
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    norm_before_residual: bool = False
+    norm_output: bool = False
+    tap_norm: bool = False
+
+
+class Eagle3Module(DraftModule):
+    """Weights and training of EAGLE-3."""
+
+    Config = Eagle3Config
+
+    def __init__(self, config: Eagle3Config, target: TargetInfo, draft_ids: torch.Tensor | None) -> None:
+        super().__init__(config, target, draft_ids)
+        width, target_width, eps = config.width, target.backend.spec.width, config.norm_eps
+        self.config: Eagle3Config = config
+        self.fc = nn.Linear(len(config.taps) * target_width, width, bias=False)
+        self.tap_norms = nn.ModuleList(RMSNorm(target_width, eps) for _ in config.taps if config.tap_norm)
+        self.input_layernorm = RMSNorm(target_width, eps)
+        self.hidden_norm = RMSNorm(width, eps)
+        self.layer = DraftLayer(config, target_width + width)
+        self.norm = RMSNorm(width, eps)
+        self.lm_head = nn.Linear(width, len(self.draft_ids), bias=False)
+        self._embed = target.backend.embed
+
+    @classmethod
+    def configure(cls, target: TargetInfo, changes: Mapping[str, str]) -> Eagle3Config:
+        spec = target.backend.spec
+        changed = read_options(_Changes, changes, "eagle3")
+        shape = dataclasses.asdict(LayerShape.like(spec))
+        for name in ("mlp_width", "num_heads", "num_kv_heads"):
+            shape[name] = getattr(changed, name) or shape[name]
+        if changed.taps:
+            try:
+                taps = tuple(int(part) for part in changed.taps.split("-"))
+            except ValueError as error:
+                raise OptionError(f"eagle3: taps is {changed.taps!r}; write layers applied, like 2-15-27") from error
+        else:
+            # Those of the paper's code, and distinct ones where the target is too shallow for them.
+            depth = spec.num_layers
+            taps = tuple(sorted({min(2, depth), depth // 2, max(depth - 3, 0)}))
+        if taps[-1] > spec.num_layers:
+            raise OptionError(f"eagle3: tap {taps[-1]} is beyond the target's {spec.num_layers} layers")
+        return Eagle3Config(
+            **shape,
+            taps=taps,
+            norm_before_residual=changed.norm_before_residual,
+            norm_output=changed.norm_output,
+            tap_norm=changed.tap_norm,
+        )
+
+    def initialise(self, target: TargetInfo, generator: torch.Generator) -> None:
+        fill_normal(self, generator, 0.02)
+        if self.lm_head.weight.shape == self.target_head_UD.shape:
+            # The target's own rows: drafts begin with its geometry instead of having to find it.
+            with torch.no_grad():
+                self.lm_head.weight.copy_(self.target_head_UD)
+
+    @property
+    def needs(self) -> frozenset[Tap]:
+        return frozenset(self.config.taps)
+
+    def fuse(self, taps: torch.Tensor) -> torch.Tensor:
+        """g [.., D] from the taps side by side [.., taps * target width]."""
+        if self.tap_norms:
+            parts = taps.chunk(len(self.tap_norms), dim=-1)
+            taps = torch.cat([norm(part) for norm, part in zip(self.tap_norms, parts, strict=True)], dim=-1)
+        return self.fc(taps)
+
+    def heads(self, embedded: torch.Tensor, hidden: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> Heads:
+        """Queries, keys and values of rows: embeddings of x_{t+1} and g_t or the fed-back state [B, L, D]."""
+        both = torch.cat((self.input_layernorm(embedded), self.hidden_norm(hidden)), dim=-1)
+        return self.layer.self_attn.heads(both, *turn)
+
+    def finish(self, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+        """The rows' output a_t [B, L, D], not normed."""
+        return self.layer.finish(self.hidden_norm(hidden) if self.config.norm_before_residual else hidden, mixed)
+
+    def feedback(self, output: torch.Tensor) -> torch.Tensor:
+        """What the next row gets in place of g."""
+        return self.norm(output) if self.config.norm_output else output
+
+    def logits(self, output: torch.Tensor) -> torch.Tensor:
+        """Draft logits [.., U]."""
+        return self.lm_head(self.norm(output))
+
+    def depths(self, batch: TrainingBatch, num_depths: int) -> Iterator[DepthDraft]:
+        hidden = self.fuse(torch.cat([batch.taps[tap] for tap in self.config.taps], dim=-1).to(self.fc.weight.dtype))
+        embedded_BLD = self._embed(batch.tokens_BL.flatten()).view(*batch.tokens_BL.shape, -1).to(hidden.dtype)
+        places = torch.arange(batch.tokens_BL.shape[1])
+        steps: list[Heads] = []
+        for depth in range(num_depths):
+            embedded = shift_left(embedded_BLD, 1 + depth)
+            turn = tuple(part.to(hidden) for part in rotations(self.config, places + depth))
+            now = self.heads(embedded, hidden, turn)
+            output = self.finish(hidden, mix_causal(now, steps))
+            steps.append(now)
+            hidden = self.feedback(output)
+            anchors = batch.anchors(depth)
+            yield DepthDraft(anchors=anchors, logits_AU=self.logits(output.flatten(0, 1)[anchors]))

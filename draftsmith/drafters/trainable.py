@@ -1,0 +1,174 @@
+"""What a drafter with weights shows the trainer: a module, a batch, and draft logits depth by depth.
+
+One file per drafter holds its module (weights, forward, loss) beside its inference; the trainer knows this
+file alone. Everything rests on one alignment: a target row t has read the tokens up to x_t, so its tap and its
+law of x_{t+1} belong to it; at depth k an *anchor* row t drafts x_{t+2+k} from the taps of rows <= t and the
+tokens x_{t+1} .. x_{t+1+k}, and is judged by the target's row t+1+k.
+
+Shape letters: B texts, L rows of the longest, D width, V vocabulary, U draft vocabulary, A anchors.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from draftsmith.core.losses import DepthLoss, LossReport, depth_loss, geometric_weights, loss_named, report
+from draftsmith.drafters.base import Drafter, Tap, TargetInfo
+from draftsmith.errors import OptionError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingBatch:
+    """Whole texts of one target, padded at the end, with what the frozen target made of them.
+
+    `tokens_BL`: int64. `lengths_B`: tokens of each text. `answer_BL`: bool, the token belongs to an answer, so
+    drafting it is worth learning; padding is False. `taps`: [B, L, D] for every tap the module needs and
+    always "last_hidden". `best_BL`: int64, the target's likeliest next token after each row.
+    `log_total_BL`: logsumexp of the target's logits of each row over its whole vocabulary.
+    """
+
+    tokens_BL: torch.Tensor
+    lengths_B: torch.Tensor
+    answer_BL: torch.Tensor
+    taps: Mapping[Tap, torch.Tensor]
+    best_BL: torch.Tensor
+    log_total_BL: torch.Tensor
+
+    def anchors(self, depth: int) -> torch.Tensor:
+        """Flat rows t of [B * L] whose x_{t+2+depth} belongs to an answer, int64 [A]."""
+        return shift_left(self.answer_BL, 2 + depth).flatten().nonzero().squeeze(-1)
+
+
+def shift_left(rows: torch.Tensor, steps: int) -> torch.Tensor:
+    """Row t + steps at row t of [B, L, ..]; zeros where the rows have ended."""
+    shifted = torch.zeros_like(rows)
+    kept = rows.shape[1] - steps
+    if kept > 0:
+        shifted[:, :kept] = rows[:, steps:]
+    return shifted
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthDraft:
+    """Draft logits of one depth over the draft ids; `anchors`: flat rows [A], see `TrainingBatch.anchors`."""
+
+    anchors: torch.Tensor
+    logits_AU: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossOptions:
+    """How depths become one loss. `loss`: a name of `core.losses`; `decay`: weight decay^depth of each depth;
+    `num_depths`: how many depths are unrolled (or heads trained). Raises `OptionError`.
+    """
+
+    loss: str = "kl"
+    decay: float = 0.8
+    num_depths: int = 4
+
+    def __post_init__(self) -> None:
+        loss_named(self.loss)
+        if self.num_depths < 1:
+            raise OptionError(f"num_depths is {self.num_depths}: at least 1 is needed")
+        geometric_weights(self.num_depths, self.decay)
+
+
+class DraftModule(nn.Module, ABC):
+    """The trained part of one drafter family.
+
+    Weights that come from the target (embedding, head rows) are buffers that are not saved. Invariant: what
+    `depths` computes for an anchor is what inference computes for it, given that its drafts so far were right.
+    """
+
+    Config: ClassVar[type[Any]]
+    """Frozen dataclass of plain values that fixes the architecture; stored with a checkpoint."""
+    loss_defaults: ClassVar[LossOptions] = LossOptions()
+
+    def __init__(self, config: Any, target: TargetInfo, draft_ids: torch.Tensor | None) -> None:
+        """Room for the weights, not filled yet.
+
+        `draft_ids`: int64 [U], ascending target ids that are drafted; None for the whole vocabulary.
+        """
+        super().__init__()
+        self.config = config
+        self.vocab_size = target.vocab_size
+        ids = torch.arange(target.vocab_size) if draft_ids is None else draft_ids
+        self.register_buffer("draft_ids", ids, persistent=draft_ids is not None)
+        places_V = torch.full((target.vocab_size,), -1, dtype=torch.int64)
+        places_V[ids] = torch.arange(len(ids))
+        self.register_buffer("draft_places_V", places_V, persistent=False)
+        self.register_buffer("target_head_UD", target.backend.head_rows(ids), persistent=False)
+        self._logit_cap = target.backend.spec.logit_cap
+
+    @classmethod
+    @abstractmethod
+    def configure(cls, target: TargetInfo, changes: Mapping[str, str]) -> Any:
+        """The architecture that suits a target, with fields of `Config` changed as written by the user.
+
+        Raises `OptionError` for an unknown field or an impossible value.
+        """
+
+    @abstractmethod
+    def initialise(self, target: TargetInfo, generator: torch.Generator) -> None:
+        """Fill the weights to train from: drawn from `generator`, or copied from the target where that helps."""
+
+    @property
+    @abstractmethod
+    def needs(self) -> frozenset[Tap]:
+        """Taps of the target that inference and training read."""
+
+    @abstractmethod
+    def depths(self, batch: TrainingBatch, num_depths: int) -> Iterator[DepthDraft]:
+        """Teacher-forced draft logits of depth 0, 1, ...: right tokens are fed, own features where inference does."""
+
+    def loss(self, batch: TrainingBatch, options: LossOptions) -> LossReport:
+        """The weighted sum of the depths' losses against the target's laws; see `core.losses.report`.
+
+        Anchors whose target would say a token outside the draft vocabulary are left out. Families with
+        further terms (features, ground truth) override this.
+        """
+        found = [
+            self.depth_loss(batch, depth, draft, options)
+            for depth, draft in enumerate(self.depths(batch, options.num_depths))
+        ]
+        return report(found, geometric_weights(len(found), options.decay))
+
+    def depth_loss(self, batch: TrainingBatch, depth: int, draft: DepthDraft, options: LossOptions) -> DepthLoss:
+        """One depth's loss against the target's law, restricted to the draft vocabulary."""
+        judges = draft.anchors + 1 + depth
+        in_vocabulary = self.draft_places_V[batch.best_BL.flatten()[judges]] >= 0
+        return depth_loss(draft.logits_AU, self.target_logits(batch, judges), in_vocabulary, loss_named(options.loss))
+
+    @torch.no_grad()
+    def target_logits(self, batch: TrainingBatch, rows: torch.Tensor) -> torch.Tensor:
+        """The target's logits [A, U] of flat rows over the draft ids."""
+        hidden_AD = batch.taps["last_hidden"].flatten(0, 1)[rows]
+        logits_AU = hidden_AD.to(self.target_head_UD.dtype) @ self.target_head_UD.t()
+        return logits_AU if self._logit_cap is None else self._logit_cap * torch.tanh(logits_AU / self._logit_cap)
+
+
+class TrainableDrafter(Drafter):
+    """A drafter with weights of its own. `Module`: what is trained, saved and loaded for it."""
+
+    Module: ClassVar[type[DraftModule]]
+
+
+def frequent_ids(counts_V: torch.Tensor, size: int, always: Sequence[int] = ()) -> torch.Tensor:
+    """The draft vocabulary: the `size` most frequent tokens, `always` among them, ascending, int64 [size].
+
+    Ties and unseen tokens are taken by the smallest id (EAGLE-3 fills up the same way). Raises
+    `OptionError` for a size that the vocabulary does not have.
+    """
+    if not len(set(always)) <= size <= len(counts_V) or size < 1:
+        raise OptionError(
+            f"a draft vocabulary of {size} tokens was asked for; allowed: {max(1, len(set(always)))} to {len(counts_V)}"
+        )
+    ranked_V = counts_V.to(torch.float64).clone()
+    ranked_V[list(always)] = float("inf")
+    return ranked_V.sort(descending=True, stable=True).indices[:size].sort().values
