@@ -141,8 +141,8 @@ class Eagle3Module(DraftModule):
         steps: list[Heads] = []
         for depth in range(num_depths):
             embedded = shift_left(embedded_BLD, 1 + depth)
-            turn = tuple(part.to(hidden) for part in rotations(self.config, places + depth))
-            now = self.heads(embedded, hidden, turn)
+            cosines, sines = rotations(self.config, places + depth)
+            now = self.heads(embedded, hidden, (cosines.to(hidden), sines.to(hidden)))
             output = self.finish(hidden, mix_causal(now, steps))
             steps.append(now)
             hidden = self.feedback(output)
