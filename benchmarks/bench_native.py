@@ -23,12 +23,11 @@ from typing import Any
 
 import native_speed as speed
 from native_arms import Arm, OpenVinoArm, OwnArm, PeerArm
-from native_load import OtherLoad
 from native_quality import quality, read_text
 from native_speculation import Question, Way, speculation
 
 from draftsmith.bench.demo_prompts import DEMO_PROMPTS
-from draftsmith.bench.environment import hardware, versions
+from draftsmith.bench.environment import MachineLoad, hardware, versions
 from draftsmith.bench.prompts import load_prompts
 from draftsmith.engine.prompts import encode_prompt
 from draftsmith.io.catalogue import resolve
@@ -208,10 +207,10 @@ def main() -> None:
     try:
         for name in options.sections or SECTIONS:
             speed.say(name)
-            load = OtherLoad([arm.process_id for arm in bench.peers])
+            load = MachineLoad(lambda: [arm.process_id for arm in bench.peers])
             result = found[name] = SECTIONS[name](bench)
             if result is not None:
-                result["other_cores"] = load.cores()
+                result["other_cores"] = load.others()
                 if not options.json:
                     show(name, result)
     finally:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from draftsmith.core.stats import EventLog
 from draftsmith.errors import OptionError
@@ -118,6 +118,8 @@ class Arm(ABC):
     name: str
     max_concurrency: int = 1
     """Requests it can work on at once; more wait in the runner."""
+    is_outside: ClassVar[bool] = False
+    """Its engine is another process, which may keep processors busy after an answer."""
 
     @abstractmethod
     def open(self) -> Description:
@@ -157,6 +159,10 @@ class Arm(ABC):
         The runner calls it once before each block and once after the last, so an arm may take it for the border
         between blocks.
         """
+        return None
+
+    def process_id(self) -> int | None:
+        """The engine's process where it is one this arm has started and that runs."""
         return None
 
     def memory_bytes(self) -> int | None:

@@ -94,6 +94,7 @@ class EndpointArm(Arm):
     """One server."""
 
     Options = EndpointOptions
+    is_outside = True
 
     def __init__(self, name: str, options: EndpointOptions, info: RunInfo) -> None:
         self.name = name

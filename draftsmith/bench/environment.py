@@ -9,9 +9,11 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, final
 
@@ -50,20 +52,50 @@ def versions() -> dict[str, str | None]:
 class MachineLoad:
     """How busy everything else on this machine is, from the moment this is made.
 
-    Times measured beside other work say little, so a result tells how much there was.
+    Times measured beside other work say little, so a result tells how much there was. `own`: processes that belong to
+    the measurement besides this one, as they are now; those that have ended are known as this one's children.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, own: Callable[[], Iterable[int]] = tuple) -> None:
+        self._own = own
         self._began = time.monotonic()
-        self._others_before = _seconds_of_others()
+        self._others_before = _seconds_of_others(own())
 
     def others(self) -> float | None:
         """Cores kept busy by other programs on average until now; None where the system does not tell."""
-        others = _seconds_of_others()
+        others = _seconds_of_others(self._own())
         elapsed = time.monotonic() - self._began
         if others is None or self._others_before is None or elapsed <= 0:
             return None
         return max(others - self._others_before, 0.0) / elapsed
+
+
+@final
+class Settling:
+    """Waits until whoever was measured before has come to rest.
+
+    Engines in other processes go on spinning for a while after an answer (thread pools that expect more work), at the
+    cost of whoever comes next. Where the machine never rests, waiting is given up after a few times.
+    """
+
+    _WINDOW, _LIMIT, _TRIES = 0.1, 6.0, 3
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def wait(self) -> float:
+        """Return when less than a fifth of a core is busy beside this process; the seconds it took."""
+        began = time.monotonic()
+        while self._failures < self._TRIES:
+            load = MachineLoad()
+            time.sleep(self._WINDOW)
+            others = load.others()
+            if others is None or others < 0.2:
+                break
+            if time.monotonic() > began + self._LIMIT:
+                self._failures += 1
+                break
+        return time.monotonic() - began
 
 
 def resident_bytes(process_id: int | None = None) -> int | None:
@@ -91,15 +123,29 @@ def _usable_cores() -> int | None:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
 
 
-def _seconds_of_others() -> float | None:
-    """Processor seconds spent so far by everything but this process, time stolen by a hypervisor included."""
+def _seconds_of_others(own: Iterable[int] = ()) -> float | None:
+    """Processor seconds spent so far by everything but this process, its ended children and the processes `own`.
+
+    Time stolen by a hypervisor is included.
+    """
     try:
         with open("/proc/stat", encoding="ascii") as stream:
             user, nice, system, _idle, _wait, irq, softirq, steal = map(int, stream.readline().split()[1:9])
     except (OSError, ValueError):
         return None
-    busy = user + nice + system + irq + softirq + steal
-    return busy / os.sysconf("SC_CLK_TCK") - time.process_time()
+    busy = user + nice + system + irq + softirq + steal - sum(map(_ticks_of, own))
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return busy / os.sysconf("SC_CLK_TCK") - time.process_time() - ended.ru_utime - ended.ru_stime
+
+
+def _ticks_of(process_id: int) -> int:
+    """What a process has used so far; 0 when it is gone."""
+    try:
+        # The name, in brackets, may hold spaces; user and system time are fields 14 and 15 counted from 1.
+        fields = Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _git(root: Path, *arguments: str) -> str | None:

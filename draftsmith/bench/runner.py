@@ -16,6 +16,7 @@ from typing import Any, final
 
 from draftsmith.bench.arms import Answer, Arm, Ask, Message
 from draftsmith.bench.arrivals import OpenLoop
+from draftsmith.bench.environment import Settling
 from draftsmith.bench.prompts import Prompt
 from draftsmith.bench.runs import ArmRun, RequestRun
 from draftsmith.errors import DraftsmithError, OptionError, PromptError
@@ -120,11 +121,18 @@ def warm_up(arm: Arm, workload: Workload, encode: Encode) -> str | None:
 def measure(
     arms: Mapping[str, Arm], workload: Workload, encode: Encode, blocks: Sequence[Sequence[int]], *, repeat: int = 0
 ) -> Iterator[ArmRun]:
-    """Every arm on every block once, in an order shuffled per block."""
+    """Every arm on every block once, in an order shuffled per block.
+
+    After an engine of another process the machine is given time to come to rest.
+    """
+    settling, may_linger = Settling(), any(arm.is_outside for arm in arms.values())  # of warming up, too
     for number, block in enumerate(blocks):
         order = list(arms)
         random.Random(f"{workload.seed}/{number}/{repeat}" if repeat else f"{workload.seed}/{number}").shuffle(order)
         for place, name in enumerate(order):
+            if may_linger:
+                settling.wait()
+            may_linger = arms[name].is_outside
             yield run_block(arms[name], workload, encode, block=block, number=number, repeat=repeat, order=place)
 
 

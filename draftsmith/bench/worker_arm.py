@@ -44,6 +44,8 @@ class WorkerSettings:
 class WorkerArm(Arm):
     """One engine in one process. A subclass says what `load` is asked for, and what a request carries besides."""
 
+    is_outside = True
+
     def __init__(self, name: str, settings: WorkerSettings, info: RunInfo) -> None:
         self.name = name
         self._settings = settings
@@ -156,9 +158,14 @@ class WorkerArm(Arm):
         except UserError as error:
             self._ended_because = str(error).removeprefix(f"{self.name}: ")
 
+    def process_id(self) -> int | None:
+        """The worker."""
+        return None if self._process is None else self._process.process_id
+
     def memory_bytes(self) -> int | None:
         """Of the worker."""
-        return None if self._process is None else resident_bytes(self._process.process_id)
+        process_id = self.process_id()
+        return None if process_id is None else resident_bytes(process_id)
 
     # -- inside -------------------------------------------------------------------------------------
 

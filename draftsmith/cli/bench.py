@@ -45,7 +45,7 @@ def run(options: BenchOptions) -> int:
     with _opened(ready.arms) as descriptions:
         config = config_of(asked, ready, descriptions)
         writer.begin(config, ready.workload.prompts)
-        machine = MachineLoad()
+        machine = MachineLoad(lambda: _processes(ready.arms))
         runs, interrupted = _measure(ready, asked.plan, config, writer)
         with interrupts_held():
             measured = Measured(
@@ -80,6 +80,11 @@ def _opened(arms: Mapping[str, Arm]) -> Iterator[dict[str, Description]]:
     finally:
         for arm in arms.values():
             arm.close()
+
+
+def _processes(arms: Mapping[str, Arm]) -> list[int]:
+    found = (arm.process_id() for arm in arms.values())
+    return [process_id for process_id in found if process_id is not None]
 
 
 def _measure(ready: Ready, plan: Plan, config: Mapping[str, Any], writer: BundleWriter) -> tuple[list[ArmRun], bool]:

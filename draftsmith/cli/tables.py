@@ -5,8 +5,10 @@ Called by `bench`. Invariant: it prints what `summary.json` holds and computes n
 
 from __future__ import annotations
 
+import itertools
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.table import Table
@@ -16,18 +18,22 @@ from draftsmith.cli.console import OutputConsole
 
 _FEW_ITEMS = 20
 _WIDE = 3  # arms beside the baseline: with more there is room for speed-ups alone
+_SPEEDUPS = "speed-up of (requests)"
+_NAME_WIDTH, _NUMBER_WIDTH = 22, 7
 
 
 def print_bench_tables(summary: Mapping[str, Any]) -> None:
     """One table of the arms, one of categories where the data have them, and what to be careful about."""
     console = OutputConsole(sys.stdout)
     results = summary["results"]
-    console.print(_arms_table(results))
+    names = _names(results)
+    console.print(_arms_table(results, names))
     console.print()
-    console.print(_latency_table(results))
+    console.print(_latency_table(results, names))
     if any("categories" in result for result in results):
-        console.print()
-        console.print(_categories_table(results))
+        for table in _categories_tables(results, console.width):
+            console.print()
+            console.print(table)
     for line in notes(summary):
         console.print(line, soft_wrap=True)
 
@@ -66,16 +72,28 @@ def load_notes(summary: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _arms_table(results: list[dict[str, Any]]) -> Table:
+def _names(results: list[dict[str, Any]]) -> list[str]:
+    """What tables call the arms: files without directories, numbered where columns have room for numbers alone."""
+    names = [re.sub(r"(?<==)[^=:]*/(?=[^/=:]+)", "", result["arm"]) for result in results]
+    if not _is_wide(results):
+        return names
+    return [f"[{place}] {name}" for place, name in enumerate(names)]
+
+
+def _is_wide(results: list[dict[str, Any]]) -> bool:
+    return sum(result["speedup"] is not None for result in results) > _WIDE
+
+
+def _arms_table(results: list[dict[str, Any]], names: list[str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("arm", overflow="fold")
+    table.add_column("arm", overflow="fold", min_width=_NAME_WIDTH)
     for heading in ("tok/step", "tok/s", "speed-up", "95 % CI", "same ids", "failed", "draft", "verify"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for result in results:
+    for name, result in zip(names, results, strict=True):
         compared = result["identical"] + result["divergent"]
         speedup = result["speedup"]
         table.add_row(
-            result["arm"],
+            name,
             _number(result["tokens_per_step"]),
             _number(result["tokens_per_second"], 1),
             "-" if speedup is None else _times(speedup["ratio"]),
@@ -88,45 +106,60 @@ def _arms_table(results: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _latency_table(results: list[dict[str, Any]]) -> Table:
+def _latency_table(results: list[dict[str, Any]], names: list[str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("seconds, p50 p99", no_wrap=True)
+    table.add_column("seconds, p50 p99", overflow="fold")
     shown = {"ttft": "first token", "tpot": "per token", "itl_step": "between steps", "e2e": "answer"}
     for heading in shown.values():
         table.add_column(heading, justify="right", no_wrap=True)
     has_goodput = any(result["latency"]["goodput"] is not None for result in results)
     if has_goodput:
         table.add_column("goodput /s", justify="right", no_wrap=True)
-    for result in results:
+    for name, result in zip(names, results, strict=True):
         cells = []
-        for name in shown:
-            found = result["latency"][name]
+        for kind in shown:
+            found = result["latency"][kind]
             cells.append("-" if found is None else f"{found['p50']:.2g}  {found['p99']:.2g}")
         if has_goodput:
             goodput = result["latency"]["goodput"]
             cells.append("-" if goodput is None else _number(goodput["requests_per_second"]))
-        table.add_row(result["arm"], *cells)
+        table.add_row(name, *cells)
     return table
 
 
-def _categories_table(results: list[dict[str, Any]]) -> Table:
+def _categories_tables(results: list[dict[str, Any]], width: int) -> Iterator[Table]:
+    """Speed-ups by category; with many arms under their numbers, in as many tables as the width asks for."""
+    numbered = [(place, result) for place, result in enumerate(results) if result["speedup"] is not None]
+    categories = results[0]["categories"]
+    titles = [f"{category or '(none)'} ({first['num_requests']})" for category, first in categories.items()]
+    if not _is_wide(results):
+        yield _categories_table(titles, [result for _, result in numbered])
+        return
+    first_column = max(len(title) for title in [*titles, _SPEEDUPS])
+    most = max(1, (width - first_column) // _NUMBER_WIDTH)
+    for start in range(0, len(numbered), most):
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column(_SPEEDUPS, no_wrap=True)
+        part = numbered[start : start + most]
+        for place, _ in part:
+            table.add_column(f"[{place}]", justify="right", no_wrap=True)
+        for title, category in zip(titles, categories, strict=True):
+            figures = [result["categories"][category] for _, result in part]
+            table.add_row(title, *(_number(found["speedup"]["ratio"]) for found in figures))
+        yield table
+
+
+def _categories_table(titles: list[str], others: list[dict[str, Any]]) -> Table:
+    """Tokens per step and speed-up of a few arms by category."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("category (requests)")
-    others = [result for result in results if result["speedup"] is not None]
-    is_wide = len(others) > _WIDE
     for result in others:
-        if is_wide:
-            table.add_column(f"{result['arm']}\nspeed-up", justify="right")
-            continue
         table.add_column(f"{result['arm']}\ntokens/step", justify="right")
         table.add_column("speed-up", justify="right", vertical="bottom")
-    for category, first in results[0]["categories"].items():
-        cells = [f"{category or '(none)'} ({first['num_requests']})"]
-        for result in others:
-            figures = result["categories"][category]
-            cells += [] if is_wide else [_number(figures["tokens_per_step"])]
-            cells.append(_times(figures["speedup"]["ratio"]))
-        table.add_row(*cells)
+    rows = [result["categories"].values() for result in others]
+    for title, *found in zip(titles, *rows, strict=True):
+        cells = [(_number(figures["tokens_per_step"]), _times(figures["speedup"]["ratio"])) for figures in found]
+        table.add_row(title, *itertools.chain.from_iterable(cells))
     return table
 
 
