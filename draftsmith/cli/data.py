@@ -23,7 +23,7 @@ from draftsmith.errors import OptionError
 from draftsmith.training import regenerate, synthesis
 from draftsmith.training.jobs import Job, in_order
 from draftsmith.training.sieve import Sieve
-from draftsmith.training.text_store import TextStore
+from draftsmith.training.text_store import TextStore, check_place
 from draftsmith.training.texts import Dropped, Text
 
 if TYPE_CHECKING:
@@ -83,13 +83,12 @@ def run_synth(options: SynthOptions) -> int:
     request_settings(temperature=options.prompt_temperature)
     settings = {"model": options.model, "backend": options.backend, "dtype": options.dtype, **asdict(wanted)}
     settings["openers"] = synthesis.openers_digest()
+    check_place(options.output, "synth", settings)
+    answerer, turns = load_for_texts(options, options.model, drafter=options.drafter, batch=options.batch)
     with TextStore(options.output, "synth", settings) as store:
-        if goal.is_reached(store):
-            return _tell(options, store, None, 0.0, interrupted=False)
         sieve = Sieve()
         for text in store.texts():
             sieve.keep(text)
-        answerer, turns = load_for_texts(options, options.model, drafter=options.drafter, batch=options.batch)
         jobs = synthesis.jobs(turns, wanted, store.next_number)
         return _write(options, jobs, answerer, store, goal, sieve)
 
@@ -127,13 +126,11 @@ def run_regenerate(options: RegenerateOptions) -> int:
     }  # fmt: skip
     settings = {"prompts_sha256": loaded.sha256, "max_turns": options.max_turns, **source, **asdict(wanted)}
     goal = Goal(numbers=len(conversations))
-    with TextStore(options.output, "regenerate", settings) as store:
-        if goal.is_reached(store):
-            return _tell(options, store, None, 0.0, interrupted=False)
-        with _answerer(options) as answerer:
-            first = store.next_number
-            jobs = regenerate.jobs(conversations[first:], wanted, first)
-            return _write(options, jobs, answerer, store, goal, None)
+    check_place(options.output, "regenerate", settings)
+    with _answerer(options) as answerer, TextStore(options.output, "regenerate", settings) as store:
+        first = store.next_number
+        jobs = regenerate.jobs(conversations[first:], wanted, first)
+        return _write(options, jobs, answerer, store, goal, None)
 
 
 @contextmanager
@@ -180,6 +177,8 @@ def _write(
 ) -> int:
     """Write until the goal is reached, the jobs end, or Ctrl-C."""
     began, interrupted = perf_counter(), False
+    if goal.is_reached(store):
+        jobs = iter(())
     try:
         with TextBar(goal.progress(store)) as bar, closing(in_order(jobs, answerer, at_once=options.batch)) as outcomes:
             for outcome in outcomes:
@@ -203,12 +202,12 @@ def _sifted(outcome: Text | Dropped, sieve: Sieve | None) -> Text | Dropped:
 def _tell(
     options: SynthOptions | RegenerateOptions,
     store: TextStore,
-    answerer: ArmAnswerer | None,
+    answerer: ArmAnswerer,
     seconds: float,
     *,
     interrupted: bool,
 ) -> int:
-    written = 0 if answerer is None else answerer.num_tokens
+    written = answerer.num_tokens
     speed = written / seconds if seconds else 0.0
     summary: dict[str, Any] = {
         "output": str(options.output),

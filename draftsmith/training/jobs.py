@@ -8,7 +8,7 @@ same in every run.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -62,7 +62,7 @@ class Answerer(Protocol):
         """Drop what is being written."""
 
 
-def in_order(jobs: Iterable[Job], answerer: Answerer, *, at_once: int) -> Iterator[Text | Dropped]:
+def in_order(jobs: Iterable[Job], answerer: Answerer, *, at_once: int) -> Generator[Text | Dropped, None, None]:
     """Outcomes of the jobs, in their order, `at_once` of them being written at any time."""
     source = iter(jobs)
     running: dict[int, Job] = {}

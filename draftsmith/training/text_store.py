@@ -24,6 +24,7 @@ from draftsmith.training.texts import SHARDS, Dropped, Text, text_of
 FORMAT = 1
 ABOUT, DROPPED, LOCK = "about.json", "dropped.ndjson", ".lock"
 SHARD_TEXTS = 5000
+_PART = f"{ABOUT}.part"
 
 
 @final
@@ -50,11 +51,17 @@ class TextStore:
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = (path / LOCK).open("wb")
+        except OSError as error:
+            raise DataError(f"cannot write raw texts to {path}: {error.strerror or error}") from error
+        try:
             self._claim()
             self._begin(made_by, settings)
             self.next_number = self._mend()
-        except OSError as error:
-            raise DataError(f"cannot write raw texts to {path}: {error.strerror or error}") from error
+        except BaseException as error:
+            self._lock.close()
+            if isinstance(error, OSError):
+                raise DataError(f"cannot write raw texts to {path}: {error.strerror or error}") from error
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -110,7 +117,6 @@ class TextStore:
             if self._shard is not None:
                 os.fsync(self._shard.fileno())
                 self._shard.close()
-            # Numbered after those that are there: their length may have been another one's choice.
             number = self.num_texts // self._shard_texts
             self._shard = (self.path / f"texts-{number:05d}.jsonl").open("ab")
         return self._shard
@@ -124,38 +130,17 @@ class TextStore:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            self._lock.close()
             raise DataError(
                 f"{self.path}: another run is writing there; wait for it, or name another --output"
             ) from error
 
     def _begin(self, made_by: str, settings: Mapping[str, Any]) -> None:
-        """Write down how the texts come about, or see that it is the way those there came about."""
-        where = self.path / ABOUT
-        plain = json.loads(json.dumps(settings))
-        if not where.exists():
-            others = sorted(item.name for item in self.path.iterdir() if item.name not in (LOCK, f"{ABOUT}.part"))
-            if others:
-                raise DataError(f"{self.path} holds other files ({others[0]}); name a new or empty directory")
-            whole = {"draftsmith_texts": FORMAT, "made_by": made_by, "settings": plain}
-            part = self.path / f"{ABOUT}.part"
+        """Write down how the texts come about, unless it is there."""
+        if not check_place(self.path, made_by, settings):
+            whole = {"draftsmith_texts": FORMAT, "made_by": made_by, "settings": settings}
+            part = self.path / _PART
             part.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-            os.replace(part, where)
-            return
-        try:
-            about = json.loads(where.read_text(encoding="utf-8"))
-            before, number = about["settings"], about["draftsmith_texts"]
-            by = about["made_by"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{where}: not written by `draftsmith data`; name another --output") from error
-        if (by, number) != (made_by, FORMAT):
-            raise DataError(f"{self.path} was made by `draftsmith data {by}`, format {number}; name another --output")
-        for key in sorted({*before, *plain}):
-            if before.get(key) != plain.get(key):
-                raise DataError(
-                    f"{self.path} was begun with {key} {before.get(key)!r}, now it is {plain.get(key)!r}: go on with "
-                    "the same, or name another --output"
-                )
+            os.replace(part, self.path / ABOUT)
 
     def _mend(self) -> int:
         """Find the first number that is missing, and cut off what stands behind it or is torn."""
@@ -179,6 +164,37 @@ class TextStore:
             elif path.stat().st_size > end:
                 os.truncate(path, end)
         return number
+
+
+def check_place(path: Path, made_by: str, settings: Mapping[str, Any]) -> bool:
+    """Whether texts of these settings have been begun there; changes nothing. Raises `DataError` for anything else."""
+    where = path / ABOUT
+    try:
+        others = sorted(item.name for item in path.iterdir()) if path.exists() else []
+        written = where.read_text(encoding="utf-8") if where.exists() else None
+    except OSError as error:
+        raise DataError(f"cannot write raw texts to {path}: {error.strerror or error}") from error
+    if written is None:
+        foreign = [name for name in others if name not in (LOCK, _PART)]
+        if foreign:
+            raise DataError(f"{path} holds other files ({foreign[0]}); name a new or empty directory")
+        return False
+    try:
+        about = json.loads(written)
+        before, by, number = about["settings"], about["made_by"], about["draftsmith_texts"]
+        names = {*before}
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{where}: not written by `draftsmith data`; name another --output") from error
+    if (by, number) != (made_by, FORMAT):
+        raise DataError(f"{path} was made by `draftsmith data {by}`, format {number}; name another --output")
+    now = json.loads(json.dumps(settings))
+    for key in sorted(names | {*now}):
+        if before.get(key) != now.get(key):
+            raise DataError(
+                f"{path} was begun with {key} {before.get(key)!r}, now it is {now.get(key)!r}: go on with the same, "
+                "or name another --output"
+            )
+    return True
 
 
 def _short(reason: str) -> str:

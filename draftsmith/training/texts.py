@@ -114,7 +114,7 @@ def text_of(line: bytes, where: str) -> Text:
             raise DataError(f"{where}: message {number} must have a role ({', '.join(ROLES)}) and a text as content")
         if not _is_text(content):
             raise DataError(f"{where}: message {number} holds half a character (an unpaired surrogate)")
-    number_keys = {"temperature": (int, float), "seed": int, "answer_tokens": int}
+    number_keys: dict[str, Any] = {"temperature": (int, float), "seed": int, "answer_tokens": int}
     for key, kind in number_keys.items():
         if not isinstance(item.get(key, 0), kind):
             raise DataError(f"{where}: {key!r} must be a number, found {item[key]!r}")

@@ -13,7 +13,7 @@ from draftsmith.models.chat import ChatTemplate
 from draftsmith.models.tokenizer import Tokenizer
 from draftsmith.training.jobs import Message, Reply
 
-_SLOT = "DRAFTSMITH-SLOT-7391"
+_SLOT = "Draftsmith-Slot-7391"
 
 
 @final

@@ -221,6 +221,7 @@ def test_from_nothing_to_a_corpus(data, tiny_ending, tmp_path):
         (["synth", "--prompt-temperature", "0"], "prompt_temperature"),
         (["regenerate", "-i", "nowhere.jsonl"], "nowhere.jsonl"),
         (["regenerate", "-i", "builtin"], "benchmark"),
+        (["synth", "-m", "nowhere.gguf"], "nowhere.gguf"),
         (["prepare", "-i", "nowhere"], "nowhere"),
         (["prepare", "-i", "nowhere", "--max-len", "0"], "max_len"),
     ],

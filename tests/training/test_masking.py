@@ -4,7 +4,6 @@ import random
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from draftsmith.training.masking import Masker, Unmasked
 from draftsmith.training.texts import Text
