@@ -68,7 +68,7 @@ def test_synth_goes_on_and_gives_the_same_as_in_one_go(data, tiny_ending, tmp_pa
 def test_other_settings_do_not_mix(data, tiny_ending, tmp_path):
     arguments = ["synth", "-m", tiny_ending, "-o", tmp_path / "raw", "--texts", "2", *SYNTH]
     data(*arguments)
-    error = data(*arguments, "--greedy", "0.1", code=2)
+    error = data(*arguments, "--greedy", "0.2", code=2)
     assert "greedy" in error
     assert error.count("\n") == 1
 
