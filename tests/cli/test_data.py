@@ -31,7 +31,9 @@ def data(capsys):
 
 
 def contents(path):
-    return {item.name: item.read_bytes() for item in sorted(path.iterdir()) if item.name != ".lock"}
+    """The texts and what was dropped; what is parked for a later run depends on when this one was stopped."""
+    names = {"about.json", "dropped.ndjson", *(item.name for item in path.glob("texts-*.jsonl"))}
+    return {name: (path / name).read_bytes() for name in sorted(names)}
 
 
 def lines(path):
