@@ -6,6 +6,7 @@ DraftsmithError
 │   ├── UnsupportedError     a known thing this version does not do (architecture, field), refused by name
 │   ├── OptionError          an option or request field outside its allowed values
 │   ├── PromptError          empty prompt, prompt longer than the context, unreadable prompts file
+│   ├── DataError            training texts or a prepared corpus are missing, damaged or of another target
 │   ├── VocabularyError      drafter and target do not share what they must share
 │   └── UnsoundError         a combination of drafter, rule or controller that would change the output law
 └── CapacityError            the memory budget cannot hold what was asked for
@@ -37,6 +38,10 @@ class OptionError(UserError):
 
 class PromptError(UserError):
     """A prompt, or a file of prompts, cannot be used."""
+
+
+class DataError(UserError):
+    """Training texts, or a corpus prepared of them, cannot be used."""
 
 
 class VocabularyError(UserError):

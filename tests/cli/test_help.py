@@ -11,7 +11,10 @@ import draftsmith.cli.options as options
 from draftsmith.cli.app import app
 from tests.cli.tiny import ENVIRONMENT, run
 
-COMMANDS = ["demo", "generate", "chat", "bench", "bench compare", "bench report", "bench rescore", "audit", "models"]
+COMMANDS = [
+    *["demo", "generate", "chat", "bench", "bench compare", "bench report", "bench rescore", "audit"],
+    *["data synth", "data regenerate", "data prepare", "models"],
+]
 ARGUMENTS = ("prompt", "bundle", "bundles", "first", "second")
 
 

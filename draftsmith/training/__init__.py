@@ -1,0 +1,1 @@
+"""Training drafters: the data, the trainer, the plan."""
