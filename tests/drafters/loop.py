@@ -58,11 +58,7 @@ class LetterTokenizer:
 
 
 class TableBackend(Backend):
-    """A Markov decoder: the logits of a row are `table[token]`, float64 [V, V].
-
-    A linear model in fact: every hidden state is the token as a unit vector, and the head's rows are the table's
-    columns. So taps, embeddings and head fit together as drafters with weights expect.
-    """
+    """A Markov decoder: the logits of a row are `table[token]`, float64 [V, V]."""
 
     def __init__(self, table, max_context=4096):
         self.table = torch.as_tensor(np.asarray(table), dtype=torch.float64)
@@ -75,20 +71,24 @@ class TableBackend(Backend):
 
     def score(self, groups, taps=frozenset()):
         self.calls.append([len(group.tokens) for group in groups])
-        logits, taken = [], []
+        logits, features = [], []
         for group in groups:
             assert self.cache.committed(group.sequence_id) + len(group.tokens) <= self.spec.max_context + 64
             self.cache.append(group.sequence_id, group.tokens, group.parents)
             logits.append(self.table[list(group.tokens[group.first_logit :])])
-            hidden = self.embed(torch.tensor(list(group.tokens), dtype=torch.int64))
-            taken.append(dict.fromkeys(taps, hidden))
-        return Scored(logits=logits, taps=taken)
+            tokens = torch.tensor(list(group.tokens))
+            features.append({tap: self.hidden(tap, tokens) for tap in taps})
+        return Scored(logits=logits, taps=features)
+
+    def hidden(self, tap, tokens):
+        """Before the final norm the token itself, after it what the head makes the logits of."""
+        return self.table[tokens].float() if tap == "last_hidden" else self.embed(tokens)
 
     def embed(self, tokens):
         return torch.eye(self.spec.vocab_size)[tokens]
 
     def head_rows(self, tokens):
-        return self.table.t().float()[tokens]
+        return torch.eye(self.spec.vocab_size)[tokens]
 
     @property
     def weight_bytes(self):
@@ -126,13 +126,13 @@ def target_info(models=None, tokenizer=LETTERS, vocab_size=VOCAB, eos_ids=frozen
     return info
 
 
-def texts_of(backend, count, length, seed):
-    """Texts a Markov decoder would write at temperature 1."""
+def texts_of(backend, count, length, seed, temperature=0.4):
+    """Texts a Markov decoder would write; rather cold, so that the likeliest continuations are well known."""
     noise = torch.Generator().manual_seed(seed)
     texts = [[index % backend.spec.vocab_size] for index in range(count)]
     for text in texts:
         while len(text) < length:
-            law = torch.softmax(backend.table[text[-1]], dim=-1)
+            law = torch.softmax(backend.table[text[-1]] / temperature, dim=-1)
             text.append(int(torch.multinomial(law, 1, generator=noise)))
     return texts
 

@@ -201,7 +201,7 @@ def test_rows_kept_by_steps_are_those_read_in_one_go(name):
     drafter, backend = make(option(name)), TableBackend(TABLE)
     tokens = [int(token) for token in np.random.default_rng(0).integers(0, 12, 40)]
     view = view_of(tokens[:4], 4)
-    hidden = backend.embed(torch.tensor(tokens))
+    hidden = backend.hidden("last_hidden", torch.tensor(tokens))
     drafter.commit([Commit(view, None, {"last_hidden": hidden[:2]})])
     assert drafter.propose([view], [3], always)[0].tree.num_drafted == 0
     # The last prompt row is scored with the root, and a token comes out.
@@ -243,7 +243,7 @@ def test_a_gap_in_the_rows_is_never_papered_over(name):
     """A drafter that missed rows must not take later ones for theirs."""
     drafter, backend = make(option(name)), TableBackend(TABLE)
     tokens = [*PROMPT, 6, 7, 8, 9]
-    hidden = backend.embed(torch.tensor(tokens))
+    hidden = backend.hidden("last_hidden", torch.tensor(tokens))
     view = view_of(tokens, 5)
     drafter.commit([Commit(view, Verdict((), (9,)), {"last_hidden": hidden[6:8]})])
     assert drafter.propose([view], [3], always)[0].tree.num_drafted == 0

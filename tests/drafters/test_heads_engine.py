@@ -6,18 +6,20 @@ import torch
 from draftsmith.core.types import Rule
 from draftsmith.drafters.checkpoint import save_module
 from draftsmith.drafters.rank_accuracy import KEY, rank_accuracies
+from draftsmith.drafters.trainable import LossOptions
 from tests.drafters.loop import target_of
 from tests.drafters.trained import batch_of, fit, new_module
-from tests.engine.fakes import EOS, VOCAB, tiny_engine, tiny_model
+from tests.engine.fakes import EOS, tiny_engine, tiny_model
 
 PROMPT_LEN, ANSWER_LEN, COUNT = 6, 18, 50
-SPEC = {"width": 48, "head_dim": 12, "num_layers": 1}
+SPEC = {"tied_head": False}
+"""A tied head makes a random decoder repeat its last token, which is no text to learn."""
 FAMILIES = {
-    "medusa": ("medusa", {"num_layers": "2", "head": "own", "num_depths": "2"}, 150),
-    "hydra": ("hydra", {"head": "own", "num_depths": "2"}, 150),
-    "hydra++": ("hydra", {"prefix": "true", "head": "own", "num_depths": "2"}, 150),
-    "mlp": ("mlp_speculator", {"inner_width": "96", "num_depths": "2"}, 150),
-    "gloeckle": ("gloeckle", {"mlp_width": "192", "num_depths": "2"}, 150),
+    "medusa": ("medusa", {"num_layers": "2", "head": "own", "num_depths": "2"}),
+    "hydra": ("hydra", {"head": "own", "num_depths": "2"}),
+    "hydra++": ("hydra", {"prefix": "true", "head": "own", "num_depths": "2"}),
+    "mlp": ("mlp_speculator", {"inner_width": "96", "num_depths": "2"}),
+    "gloeckle": ("gloeckle", {"mlp_width": "192", "num_depths": "2"}),
 }
 
 
@@ -41,13 +43,13 @@ def directory(tmp_path_factory, prompts, plain):
 
     def of(name):
         if name not in known:
-            method, changes, steps = FAMILIES[name]
+            method, changes = FAMILIES[name]
             backend = tiny_model(**SPEC).backend
             target = target_of(backend, frozenset({EOS}))
             module = new_module(method, target, changes)
             texts = [[*prompt, *answer] for prompt, answer in zip(prompts, plain, strict=True)]
             batch = batch_of(backend, texts, [PROMPT_LEN] * COUNT, module.needs)
-            fit(module, batch, steps, lr=1e-2)
+            fit(module, batch, 120, lr=2e-2, options=LossOptions(loss="ce", decay=0.5, num_depths=2))
             known[name] = tmp_path_factory.mktemp("trained") / name
             about = {KEY: rank_accuracies(module, [batch], 4, 4)}
             save_module(known[name], method, module.bfloat16(), "tiny", target, about)
@@ -87,24 +89,34 @@ def test_trees_chains_and_rules_keep_the_ids(name, directory, prompts):
             assert [[sample.token_ids for sample in result.samples or ()] for result in results] == [
                 [sample.token_ids for sample in result.samples or ()] for result in wanted
             ]
-            assert share > 0.2
+            assert share > (0 if params else 0.9)  # trained on greedy answers
 
 
-@pytest.mark.parametrize("name", ["hydra++", "gloeckle"])
-def test_preempted_sequences_draft_again(name, directory, prompts, plain):
+@pytest.mark.parametrize("name", ["medusa", "hydra++", "gloeckle"])
+def test_preempted_sequences_draft_again(name, directory, prompts):
     """Preemption drops a sequence's rows; they are scored again and the drafter hears them again."""
+    wanted = tiny_engine(spec=SPEC).generate(prompts[:5], max_new_tokens=90, ignore_eos=True)
+    selection = f"{FAMILIES[name][0]}:path={directory(name)}"
+    rows_64 = tiny_model(**SPEC).backend.cache.sequence_bytes(64)
+    roomy = tiny_engine(spec=SPEC, drafter=selection)
+    drafter = roomy.drafter(selection)
+    # Two sequences of 64 rows fit; when one of them grows to 128, the other has to go.
     engine = tiny_engine(
         spec=SPEC,
-        drafter=f"{FAMILIES[name][0]}:path={directory(name)}",
+        drafter=selection,
         controller="fixed:num_draft=2",
-        memory_bytes=420_000,
-        chunk_rows=16,
+        memory_bytes=int(2.5 * (rows_64 + drafter.bytes_per_token * 128)),
+        prefix_cache=False,
     )
-    results = engine.generate(prompts[:8], max_new_tokens=ANSWER_LEN, ignore_eos=True)
-    assert [result.token_ids for result in results] == plain[:8]
-    records = [record for record in engine.take_events().requests if record.drafted]
-    assert sum(record.accepted > 0 for record in records) >= 0.85 * len(records) > 0
+    results = engine.generate(prompts[:5], max_new_tokens=90, ignore_eos=True)
+    assert [result.token_ids for result in results] == [result.token_ids for result in wanted]
     assert sum(result.statistics.preemptions for result in results) > 0
+    records = engine.take_events().requests
+    resumed = [record for record in records if record.prompt and 0 < record.position < 60]
+    assert resumed
+    for again in resumed:
+        after = [record for record in records if record.request == again.request and record.step > again.step]
+        assert any(record.drafted for record in after if record.position < again.position + 20)
 
 
 def test_reused_prefixes_and_samples_draft_at_once(directory, prompts, plain):
@@ -118,4 +130,3 @@ def test_reused_prefixes_and_samples_draft_at_once(directory, prompts, plain):
     assert result.token_ids == plain[0][6:]
     records = [record for record in engine.take_events().requests if not record.prompt]
     assert all(record.drafted for record in records if record.position < ANSWER_LEN - 8)
-    assert VOCAB == engine.spec.vocab_size
