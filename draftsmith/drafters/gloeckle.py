@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import cast, final
 
 import torch
 from torch import nn
@@ -58,7 +58,8 @@ class GloeckleModule(HeadModule):
     def __init__(self, config: GloeckleConfig, target: TargetInfo, draft_ids: torch.Tensor | None) -> None:
         super().__init__(config, target, draft_ids)
         self.config: GloeckleConfig = config
-        self.layers = nn.ModuleList(LastRowLayer(config) for _ in range(config.num_depths))
+        layers = nn.ModuleList(LastRowLayer(config) for _ in range(config.num_depths))
+        self.layers = cast("Sequence[LastRowLayer]", layers)
         self.make_heads(config.head, config.width, config.num_depths)
         self._layer_entries: int = LastRowLayer.entries_of(config)
         self.entry_width = config.num_depths * self._layer_entries

@@ -246,7 +246,8 @@ class HeadDrafter(TrainableDrafter):
             else:
                 with torch.inference_mode():
                     level = _Level.of(module.logits(depth, state))
-            parents, tokens = [], []
+            parents: list[int] = []
+            tokens: list[int] = []
             for draft in drafts:
                 for row, node in self._draw_level(draft, level, keep_drafting):
                     draft.level.append(node)

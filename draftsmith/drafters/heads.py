@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import nn
@@ -44,7 +44,8 @@ class HeadModule(DraftModule):
     def make_heads(self, head: str, width: int, num_depths: int) -> None:
         """Room for the output matrices, [U, width] each."""
         count = {"target": 0, "shared": 1, "own": num_depths}[head]
-        self.lm_heads = nn.ModuleList(nn.Linear(width, len(self.draft_ids), bias=False) for _ in range(count))
+        matrices = nn.ModuleList(nn.Linear(width, len(self.draft_ids), bias=False) for _ in range(count))
+        self.lm_heads = cast("Sequence[nn.Linear]", matrices)
 
     @torch.no_grad()
     def copy_heads(self) -> None:
@@ -55,7 +56,7 @@ class HeadModule(DraftModule):
 
     def output_rows(self, depth: int) -> torch.Tensor:
         """The output matrix [U, width] of a depth."""
-        if not self.lm_heads:
+        if len(self.lm_heads) == 0:
             return self.target_head_UD
         return self.lm_heads[min(depth, len(self.lm_heads) - 1)].weight
 

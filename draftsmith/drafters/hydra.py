@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 import torch.nn.functional as F
@@ -109,9 +109,10 @@ class HydraModule(HeadModule):
             self.prefix_layer = LastRowLayer(config.prefix)
             self.prefix_norm = RMSNorm(config.width, config.prefix.norm_eps)
             self.entry_width = LastRowLayer.entries_of(config.prefix)
-        self.heads = nn.ModuleList(
+        heads = nn.ModuleList(
             HydraHead(config.width, 2 + depth, config.num_layers) for depth in range(config.num_depths)
         )
+        self.heads = cast("Sequence[HydraHead]", heads)
         self.make_heads(config.head, config.width, config.num_depths)
         self.head_bias = nn.Parameter(torch.zeros(config.num_depths, len(self.draft_ids)))
         self._embed = target.backend.embed

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import cast, final
 
 import torch
 import torch.nn.functional as F
@@ -69,10 +69,11 @@ class MedusaModule(HeadModule):
     def __init__(self, config: MedusaConfig, target: TargetInfo, draft_ids: torch.Tensor | None) -> None:
         super().__init__(config, target, draft_ids)
         self.config: MedusaConfig = config
-        self.blocks = nn.ModuleList(
+        blocks = nn.ModuleList(
             nn.ModuleList(nn.Linear(config.width, config.width) for _ in range(config.num_layers))
             for _ in range(config.num_depths)
         )
+        self.blocks = cast("Sequence[Sequence[nn.Linear]]", blocks)
         self.make_heads(config.head, config.width, config.num_depths)
 
     @classmethod
@@ -88,8 +89,10 @@ class MedusaModule(HeadModule):
     @torch.no_grad()
     def initialise(self, target: TargetInfo, generator: torch.Generator) -> None:
         """Blocks of zero and the target's rows: every head begins as the target's own."""
-        for parameter in self.blocks.parameters():
-            parameter.zero_()
+        for head in self.blocks:
+            for block in head:
+                nn.init.zeros_(block.weight)
+                nn.init.zeros_(block.bias)
         self.copy_heads()
 
     def begin(self, features_RF: torch.Tensor, tokens_R: torch.Tensor) -> torch.Tensor:

@@ -48,7 +48,7 @@ def read_accuracies(about: Mapping[str, Any], where: str) -> list[list[float]] |
     table = about.get(KEY)
     if table is None:
         return None
-    rows = table if isinstance(table, list) else [None]
+    rows: list[Any] = table if isinstance(table, list) else [None]
     if not all(isinstance(row, list) and row and all(_is_share(item) for item in row) for row in rows):
         raise ModelFileError(f"{where}: key '{KEY}' must be one list of numbers from 0 to 1 per depth")
     return [[float(item) for item in row] for row in rows]
