@@ -24,6 +24,10 @@ DRAFTERS: Mapping[str, str] = types.MappingProxyType(
         "suffix": "draftsmith.drafters.suffix:SuffixDrafter",
         "draft_model": "draftsmith.drafters.draft_model:ModelDrafter",
         "hybrid": "draftsmith.drafters.hybrid:HybridDrafter",
+        "medusa": "draftsmith.drafters.medusa:MedusaDrafter",
+        "hydra": "draftsmith.drafters.hydra:HydraDrafter",
+        "mlp_speculator": "draftsmith.drafters.mlp_speculator:MlpSpeculatorDrafter",
+        "gloeckle": "draftsmith.drafters.gloeckle:GloeckleDrafter",
     }
 )
 CONTROLLERS: Mapping[str, str] = types.MappingProxyType(

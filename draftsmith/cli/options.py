@@ -24,7 +24,9 @@ _ARMS = "Arms and measuring"
 _ENDPOINT = "An endpoint instead"
 _EVIDENCE = "Evidence"
 
-_DRAFTER_HELP = "none, ngram, suffix, hybrid, draft_model:model=M"
+_DRAFTER_HELP = (
+    "none, ngram, suffix, hybrid, draft_model:model=M; medusa, hydra, mlp_speculator, gloeckle with :path=DIR"
+)
 
 
 class When(StrEnum):

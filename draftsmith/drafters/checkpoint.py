@@ -130,12 +130,17 @@ def read_checkpoint(path: Path) -> Checkpoint:
     )
 
 
-def load_module(path: Path, method: str, target: TargetInfo) -> DraftModule:
-    """A module with the weights of a directory, in float32. Raises `ModelFileError` for whatever does not fit."""
+def read_method(path: Path, method: str) -> Checkpoint:
+    """`read_checkpoint` of one method. Raises `ModelFileError` for another's."""
     checkpoint = read_checkpoint(path)
     if checkpoint.method != method:
         raise ModelFileError(f"{path}: holds weights of drafter {checkpoint.method!r}, not of {method!r}")
-    return build_module(checkpoint, target)
+    return checkpoint
+
+
+def load_module(path: Path, method: str, target: TargetInfo) -> DraftModule:
+    """A module with the weights of a directory, in float32. Raises `ModelFileError` for whatever does not fit."""
+    return build_module(read_method(path, method), target)
 
 
 def build_module(checkpoint: Checkpoint, target: TargetInfo) -> DraftModule:

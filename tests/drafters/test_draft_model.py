@@ -1,5 +1,7 @@
 """Standalone draft models: laws, caches, limits. Equality with plain decoding is in test_contract."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -125,6 +127,16 @@ def test_illegal_tokens_are_never_drafted(rule, text):
             if tree.tokens[node] == 11:
                 assert len(path_tokens(tree, node)) > 3
         drafter.forget(0)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.0, rule=Rule.MATCH)])
+def test_runners_up_come_after_masks_and_penalties(params):
+    """Siblings of the likeliest token used to be the plain row's, banned ones among them."""
+    order = near_table(TABLE, 1)[7].argsort()[::-1]
+    banned = frozenset(int(token) for token in order[1:3])
+    view = view_of([0, 5, 7], 3, params=dataclasses.replace(params, banned_ids=banned))
+    tree = make("draft_model:model=near:tree=3").propose([view], [3], always)[0].tree
+    assert tree.tokens[1:] == tuple(int(order[place]) for place in (0, 3, 4))
 
 
 def test_requests_whose_rule_verifies_chains_get_chains():
