@@ -85,7 +85,7 @@ class DynamicDraft(Draft):
             ids = growth.draw(node, logits_U, self._top_k)
             scores_V = sampler.scores(growth.dense(logits_U), path)
             noise_V = growth.view.random.target_gumbel(growth.view.position + len(path), len(scores_V))
-            log_probs_V = torch.log_softmax(scores_V + torch.from_numpy(noise_V), dim=-1)
+            log_probs_V = torch.log_softmax(torch.from_numpy(scores_V.cpu().numpy() + noise_V), dim=-1)
             return [(token, float(log_probs_V[token])) for token in ids]
         law_V = sampler.law(growth.dense(logits_U), path)
         probs, tokens = torch.topk(law_V, min(self._top_k, len(law_V)))

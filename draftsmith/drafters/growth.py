@@ -85,7 +85,7 @@ class Growth:
             places = _largest(logits_U, count)
             if places:  # none: the row is broken, which the sampler tells
                 return places if self._draft_ids is None else self._draft_ids[places].tolist()
-        tokens = self._draw(node, self._dense(logits_U), path, count)
+        tokens = self._draw(node, self.dense(logits_U), path, count)
         if not sampler.context_free and not all(sampler.allows(token, path) for token in tokens):
             # Everything was forbidden, so the sampler fell back to the plain row: a matter of history, not of the draw.
             self.laws.pop(node, None)
@@ -106,7 +106,7 @@ class Growth:
             None if kind is ProposalKind.WITHOUT_REPLACEMENT else tuple(self.confidence),
         )
 
-    def _dense(self, logits_U: torch.Tensor) -> torch.Tensor:
+    def dense(self, logits_U: torch.Tensor) -> torch.Tensor:
         """Logits [V], minus infinity outside the draft vocabulary."""
         if self._draft_ids is None:
             return logits_U

@@ -251,8 +251,9 @@ class RecurrentDrafter(TrainableDrafter):
             return
         if length < 1:
             self.forget(sequence_id)
-        elif length < features.length:
+        else:
             self._features[sequence_id] = features.first(length)
+            # Row length - 1 read the token after the cut.
             self._runner.truncate(sequence_id, length - 1)
 
     def forget(self, sequence_id: int) -> None:

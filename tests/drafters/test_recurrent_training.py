@@ -145,7 +145,7 @@ def test_gradients_are_finite_from_a_cold_start(method):
             module.zero_grad()
             loss = module.loss(batch, options).loss
             loss.backward()
-            assert math.isfinite(float(loss))
+            assert math.isfinite(loss.item())
             for name, parameter in module.named_parameters():
                 assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), name
             assert any(parameter.grad.abs().max() > 0 for parameter in module.parameters())
@@ -158,7 +158,7 @@ def test_a_batch_without_answers_teaches_nothing(method):
     silent = dataclasses.replace(batch, answer_BL=torch.zeros_like(batch.answer_BL))
     loss = module.loss(silent, LossOptions(num_depths=3)).loss
     loss.backward()
-    assert float(loss) == 0
+    assert loss.item() == 0
     assert all(p.grad is None or float(p.grad.abs().max()) == 0 for p in module.parameters())
 
 

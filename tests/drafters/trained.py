@@ -76,6 +76,12 @@ TOYS = {
     "mlp": ("mlp_speculator", {"inner_width": "16"}, None),
     "mlp-untied": ("mlp_speculator", {"tied": "false", "num_depths": "2", "scale_input": "false"}, list(range(9))),
     "gloeckle": ("gloeckle", {}, None),
+    "eagle1": ("eagle1", {"noise": "0.01", "fc_bias": "true"}, None),
+    "eagle1-few": ("eagle1", {"noise": "0"}, [0, 1, 2, 3, 5, 7, 8, 10, 11]),
+    "eagle3": ("eagle3", {}, [0, 1, 2, 3, 5, 7, 8, 10, 11]),
+    "eagle3.1": ("eagle3", {"norm_output": "true", "tap_norm": "true", "norm_before_residual": "true"}, None),
+    "mtp": ("mtp", {}, None),
+    "mtp-mimo": ("mtp", {"variant": "mimo"}, [0, 1, 2, 4, 5, 6, 9, 11]),
     "gloeckle-own": ("gloeckle", {"head": "own", "num_depths": "2"}, [0, 1, 2, 3, 5, 6, 7, 8, 10, 11]),
 }
 """Name -> method, changes of its configuration, draft vocabulary."""
