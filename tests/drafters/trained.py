@@ -81,7 +81,11 @@ TOYS = {
     "eagle1": ("eagle1", {"noise": "0.01", "fc_bias": "true"}, None),
     "eagle1-few": ("eagle1", {"noise": "0"}, [0, 1, 2, 3, 5, 7, 8, 10, 11]),
     "eagle3": ("eagle3", _SIX_HEADS, [0, 1, 2, 3, 5, 7, 8, 10, 11]),
-    "eagle3.1": ("eagle3", {**_SIX_HEADS, "norm_output": "true", "tap_norm": "true", "norm_before_residual": "true"}, None),
+    "eagle3.1": (
+        "eagle3",
+        {**_SIX_HEADS, "norm_output": "true", "tap_norm": "true", "norm_before_residual": "true"},
+        None,
+    ),
     "mtp": ("mtp", {}, None),
     "mtp-mimo": ("mtp", {"variant": "mimo"}, [0, 1, 2, 4, 5, 6, 9, 11]),
     "gloeckle-own": ("gloeckle", {"head": "own", "num_depths": "2"}, [0, 1, 2, 3, 5, 6, 7, 8, 10, 11]),
