@@ -28,6 +28,10 @@ DRAFTERS: Mapping[str, str] = types.MappingProxyType(
         "hydra": "draftsmith.drafters.hydra:HydraDrafter",
         "mlp_speculator": "draftsmith.drafters.mlp_speculator:MlpSpeculatorDrafter",
         "gloeckle": "draftsmith.drafters.gloeckle:GloeckleDrafter",
+        "eagle1": "draftsmith.drafters.eagle1:Eagle1Drafter",
+        "eagle2": "draftsmith.drafters.eagle1:Eagle2Drafter",
+        "eagle3": "draftsmith.drafters.eagle3:Eagle3Drafter",
+        "mtp": "draftsmith.drafters.mtp:MtpDrafter",
     }
 )
 CONTROLLERS: Mapping[str, str] = types.MappingProxyType(

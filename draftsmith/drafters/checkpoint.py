@@ -130,10 +130,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
     )
 
 
-def read_method(path: Path, method: str) -> Checkpoint:
-    """`read_checkpoint` of one method. Raises `ModelFileError` for another's."""
+def read_method(path: Path, method: str, alike: frozenset[str] = frozenset()) -> Checkpoint:
+    """`read_checkpoint` of one method, or of one with the same weights. Raises `ModelFileError` for another's."""
     checkpoint = read_checkpoint(path)
-    if checkpoint.method != method:
+    if checkpoint.method not in {method, *alike}:
         raise ModelFileError(f"{path}: holds weights of drafter {checkpoint.method!r}, not of {method!r}")
     return checkpoint
 

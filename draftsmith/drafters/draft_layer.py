@@ -170,7 +170,8 @@ def mix_causal(now: Heads, earlier: list[Heads]) -> torch.Tensor:
     scores = scores.masked_fill(hidden, float("-inf"))
     own = [*earlier[1:], now]
     own_scores = torch.stack([(queries * scale * spread(step.keys, group)).sum(-1) for step in own], dim=-1)
-    weights = torch.softmax(torch.cat((scores, own_scores), dim=-1).float(), dim=-1).to(scores.dtype)
+    both = torch.cat((scores, own_scores), dim=-1)
+    weights = torch.softmax(both, dim=-1, dtype=torch.promote_types(both.dtype, torch.float32)).to(scores.dtype)
     mixed = torch.matmul(weights[..., :length], spread(base.values, group))
     for place, step in enumerate(own):
         mixed = mixed + weights[..., length + place, None] * spread(step.values, group)
@@ -183,11 +184,15 @@ def spread(heads: torch.Tensor, group: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def fill_normal(module: nn.Module, generator: torch.Generator, std: float) -> None:
-    """Normal matrices, biases 0, norms 1, drawn in the order of the parameters' names."""
+def fill_normal(module: nn.Module, generator: torch.Generator, std: float | None = None) -> None:
+    """Normal matrices, biases 0, norms 1, drawn in the order of the parameters' names.
+
+    `std` None: 1 / sqrt(3 inputs), which is PyTorch's own spread (0.024 for 576 inputs) and suits any width.
+    """
     for name, parameter in sorted(module.named_parameters()):
         if parameter.ndim > 1:
-            drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float32) * std
+            size = (3 * parameter.shape[-1]) ** -0.5 if std is None else std
+            drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float32) * size
             parameter.copy_(drawn)
         else:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)

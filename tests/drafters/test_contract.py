@@ -28,6 +28,13 @@ SELECTIONS = [
     "mlp_speculator:path=toy/mlp-untied",
     "gloeckle:path=toy/gloeckle:tree=2x2",
     "gloeckle:path=toy/gloeckle-own",
+    "eagle1:path=toy/eagle1",
+    "eagle1:path=toy/eagle1-few:tree=3x2x1:max_draft=9",
+    "eagle2:path=toy/eagle1",
+    "eagle3:path=toy/eagle3",
+    "eagle3:path=toy/eagle3.1:tree=dynamic:top_k=2:depth=4",
+    "mtp:path=toy/mtp",
+    "mtp:path=toy/mtp-mimo:tree=2x2",
     ECHO,
 ]
 # Its global tree remembers other sequences on purpose, so a sequence's own state is compared without it.
