@@ -28,6 +28,7 @@ from draftsmith.cli.options import (
     ReportOptions,
     RescoreOptions,
 )
+from draftsmith.cli.train_options import TrainOptions
 from draftsmith.errors import DraftsmithError
 
 USER_ERROR = 2
@@ -123,6 +124,14 @@ add_command(
     "draftsmith.cli.audit:run",
     text="Certify that drafting changes nothing of what is written.",
     example="draftsmith audit --model smollm2 --drafter suffix",
+)
+add_command(
+    app,
+    "train",
+    TrainOptions,
+    "draftsmith.cli.train:run",
+    text="Train a drafter for a model.",
+    example="draftsmith train --method eagle3 --model smollm2 --data d -o e",
 )
 add_command(
     app,

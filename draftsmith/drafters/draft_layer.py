@@ -40,8 +40,8 @@ class LayerShape:
                 raise OptionError(f"{name} is {getattr(self, name)}: at least 1 is needed")
         if self.num_heads % self.num_kv_heads or self.head_dim % 2:
             raise OptionError(
-                f"{self.num_heads} heads of {self.head_dim} over {self.num_kv_heads} key heads: heads must be a multiple "
-                "of key heads, and their size even"
+                f"{self.num_heads} heads of {self.head_dim} over {self.num_kv_heads} key heads: heads must be a "
+                "multiple of key heads, and their size even"
             )
 
     @classmethod
