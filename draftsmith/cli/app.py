@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from draftsmith.cli.commands import PlainGroup, add_command
+from draftsmith.cli.data_options import PrepareOptions, RegenerateOptions, SynthOptions
 from draftsmith.cli.interrupts import INTERRUPTED, keep_interrupts
 from draftsmith.cli.options import (
     AuditOptions,
@@ -124,6 +125,30 @@ add_command(
     "draftsmith.cli.audit:run",
     text="Certify that drafting changes nothing of what is written.",
     example="draftsmith audit --model smollm2 --drafter suffix",
+)
+add_command(
+    app,
+    "data synth",
+    SynthOptions,
+    "draftsmith.cli.data:run_synth",
+    text="Have a model write texts to train its drafters on.",
+    example="draftsmith data synth --answer-tokens 300000 -o data/raw",
+)
+add_command(
+    app,
+    "data regenerate",
+    RegenerateOptions,
+    "draftsmith.cli.data:run_regenerate",
+    text="Have a model, or a server, answer your own prompts.",
+    example="draftsmith data regenerate -i prompts.jsonl -o data/mine",
+)
+add_command(
+    app,
+    "data prepare",
+    PrepareOptions,
+    "draftsmith.cli.data_prepare:run",
+    text="Make texts ready for training: token ids, masks, a validation split.",
+    example="draftsmith data prepare -i data/raw -o data/ready",
 )
 add_command(
     app,

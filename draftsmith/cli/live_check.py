@@ -29,7 +29,7 @@ def live_check(job: Job, trainer: Trainer, model: LoadedModel) -> dict[str, floa
     import torch
 
     from draftsmith.drafters.checkpoint import load_module
-    from draftsmith.training.features import TargetScorer, Text, collate
+    from draftsmith.training.features import TargetScorer, MaskedText, collate
     from draftsmith.training.validation import answer_spans, judge_batch, replay_batch
 
     settings, depths = job.settings, trainer.options.num_depths
@@ -54,7 +54,7 @@ def live_check(job: Job, trainer: Trainer, model: LoadedModel) -> dict[str, floa
         limit = min(MAX_NEW_TOKENS, model.backend.spec.max_context - len(prompt))
         answer = list(engine.generate(prompt, max_new_tokens=limit).token_ids)
         tokens = torch.tensor(prompt + answer)
-        written.append(Text(tokens=tokens, answer=torch.arange(len(tokens)) >= len(prompt)))
+        written.append(MaskedText(tokens=tokens, answer=torch.arange(len(tokens)) >= len(prompt)))
     counts = summarise(engine.take_events())
     if not counts.pairs:
         raise DraftsmithError("the live check's prompts gave no answers of two tokens or more")

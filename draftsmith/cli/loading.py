@@ -13,19 +13,19 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from draftsmith.cli.options import CoreSamplingOptions, LengthOptions, SamplingOptions
-from draftsmith.errors import PromptError
+from draftsmith.errors import DataError, PromptError
 
 if TYPE_CHECKING:
     from draftsmith.bench.audit_subject import EngineAudited, Target
+    from draftsmith.cli.answering import ArmAnswerer
     from draftsmith.engine.engine import Engine
     from draftsmith.engine.loading import LoadedModel
+    from draftsmith.training.turns import Turns
 
 
-class EngineChoice(Protocol):
-    """The options that decide which engine is loaded."""
+class RuntimeChoice(Protocol):
+    """The options that decide how a model runs."""
 
-    @property
-    def model(self) -> str: ...
     @property
     def controller(self) -> str: ...
     @property
@@ -34,6 +34,13 @@ class EngineChoice(Protocol):
     def dtype(self) -> str: ...
     @property
     def threads(self) -> int | None: ...
+
+
+class EngineChoice(RuntimeChoice, Protocol):
+    """The options that decide which engine is loaded."""
+
+    @property
+    def model(self) -> str: ...
 
 
 def load_engine(choice: EngineChoice, *, drafter: str) -> Engine:
@@ -94,7 +101,34 @@ def load_audited(
         return audited, plain_of(plain), Target(model), model.chat is not None
 
 
-def _loader(choice: EngineChoice) -> Callable[[str], LoadedModel]:
+def load_for_texts(choice: RuntimeChoice, model: str, *, drafter: str, batch: int) -> tuple[ArmAnswerer, Turns]:
+    """An engine that writes `batch` training texts at once, and how its target reads conversations.
+
+    Raises `UserError`s as `load_engine` does, and `DataError` for a model without a chat template.
+    """
+    with _notice(f"loading {model} ..."):
+        from draftsmith.bench.own_arm import OwnArm
+        from draftsmith.cli.answering import ArmAnswerer
+        from draftsmith.engine.engine import Engine, EngineSettings
+        from draftsmith.training.turns import Turns
+
+        load = _loader(choice)
+        loaded = load(model)
+        if loaded.chat is None:
+            raise DataError(f"{model} has no chat template, so it cannot write conversations")
+        turns = Turns(loaded.chat, loaded.tokenizer, loaded.eos_ids)
+        settings = EngineSettings(
+            drafter=drafter,
+            controller=choice.controller,
+            max_batch=batch,
+            chunk_rows=max(512, batch),
+            prefix_cache=False,
+        )
+        arm = OwnArm("texts", Engine(loaded, settings, load=load), max_concurrency=batch)
+        return ArmAnswerer(arm, is_remote=False), turns
+
+
+def _loader(choice: RuntimeChoice) -> Callable[[str], LoadedModel]:
     """How a target or a drafter's model is loaded under these options."""
     from draftsmith.engine.loading import load_model
 

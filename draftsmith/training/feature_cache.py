@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from draftsmith.drafters.base import Tap
 from draftsmith.errors import DataError
 from draftsmith.training.corpus import ABOUT, Corpus
-from draftsmith.training.features import FeatureSource, TargetScorer, Text, TextFeatures, narrow
+from draftsmith.training.features import FeatureSource, TargetScorer, MaskedText, TextFeatures, narrow
 
 FORMAT = 1
 KEY = "features.json"
@@ -68,8 +68,8 @@ class CachedFeatures(FeatureSource):
         self._opened: dict[int, tuple[Any, torch.Tensor]] = {}
         self._claim({**key, "corpus": corpus_digest(corpus), "texts": len(kept), "shards": len(self._shards)})
 
-    def text(self, index: int) -> Text:
-        return Text(tokens=self._corpus.tokens(index), answer=self._corpus.answer(index))
+    def text(self, index: int) -> MaskedText:
+        return MaskedText(tokens=self._corpus.tokens(index), answer=self._corpus.answer(index))
 
     @property
     def missing(self) -> list[int]:

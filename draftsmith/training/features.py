@@ -27,7 +27,7 @@ LAST_HIDDEN = "last_hidden"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Text:
+class MaskedText:
     """One text: token ids, int64 [L], and which of them belong to an answer, bool [L]."""
 
     tokens: torch.Tensor
@@ -54,7 +54,7 @@ class FeatureSource(ABC):
     """Texts by number, with their features."""
 
     @abstractmethod
-    def text(self, index: int) -> Text:
+    def text(self, index: int) -> MaskedText:
         """The text alone."""
 
     @abstractmethod
@@ -66,7 +66,7 @@ class FeatureSource(ABC):
         return collate([self.text(index) for index in indices], self.features(indices))
 
 
-def collate(texts: Sequence[Text], features: Sequence[TextFeatures]) -> TrainingBatch:
+def collate(texts: Sequence[MaskedText], features: Sequence[TextFeatures]) -> TrainingBatch:
     """Pad at the end and stack."""
 
     def padded(rows: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -101,8 +101,8 @@ class OnlineFeatures(FeatureSource):
         self._corpus = corpus
         self._scorer = scorer
 
-    def text(self, index: int) -> Text:
-        return Text(tokens=self._corpus.tokens(index), answer=self._corpus.answer(index))
+    def text(self, index: int) -> MaskedText:
+        return MaskedText(tokens=self._corpus.tokens(index), answer=self._corpus.answer(index))
 
     def features(self, indices: Sequence[int]) -> list[TextFeatures]:
         return self._scorer.score([self.text(index) for index in indices])
@@ -117,7 +117,7 @@ class RememberedFeatures(FeatureSource):
         self._room = room
         self._kept: dict[int, TextFeatures] = {}
 
-    def text(self, index: int) -> Text:
+    def text(self, index: int) -> MaskedText:
         return self._source.text(index)
 
     def features(self, indices: Sequence[int]) -> list[TextFeatures]:
@@ -159,7 +159,7 @@ class TargetScorer:
         self._max_rows = max_rows
 
     @torch.no_grad()
-    def score(self, texts: Sequence[Text]) -> list[TextFeatures]:
+    def score(self, texts: Sequence[MaskedText]) -> list[TextFeatures]:
         """Features of texts, in order; several texts share a forward, long ones take several."""
         cache = self._backend.cache
         first_id = max(cache.sequence_ids, default=-1) + 1
@@ -189,7 +189,7 @@ class TargetScorer:
         ]
 
     def _forward(
-        self, texts: Sequence[Text], work: Sequence[_Gathered], pieces: Sequence[tuple[int, int, int]]
+        self, texts: Sequence[MaskedText], work: Sequence[_Gathered], pieces: Sequence[tuple[int, int, int]]
     ) -> None:
         groups, judged_rows = [], []
         for place, start, end in pieces:

@@ -32,7 +32,7 @@ from draftsmith.training.settings import TrainingSettings
 from draftsmith.training.state import BEST, LAST, LOG, read_state, weights_of
 from draftsmith.training.trainer import Listener, Progress, Trainer, count_steps, loss_options
 
-VALIDATION = "validation"
+TRAIN, VALIDATION = "train", "validation"
 RECIPE, CARD = "recipe.yaml", "README.md"
 
 
@@ -63,7 +63,9 @@ def prepare(settings: TrainingSettings, target: TargetInfo, together: Processes)
         raise OptionError(
             f"accumulate is {settings.accumulate}; {together.count} processes need a multiple of {together.count}"
         )
-    corpus = open_corpus(settings.data, settings, target)
+    # `data prepare` makes both in one directory; a corpus of other origin may hold its validation inside.
+    has_both = (settings.data / TRAIN).is_dir()
+    corpus = open_corpus(settings.data / TRAIN if has_both else settings.data, settings, target)
     module = build_module(settings, target, corpus)
     kept = usable_texts(corpus, min(settings.max_len, target.max_context))
     notes = _notes(corpus, kept, settings)

@@ -12,16 +12,8 @@ from draftsmith.cli.app import app
 from tests.cli.tiny import ENVIRONMENT, run
 
 COMMANDS = [
-    "demo",
-    "generate",
-    "chat",
-    "bench",
-    "bench compare",
-    "bench report",
-    "bench rescore",
-    "audit",
-    "train",
-    "models",
+    *["demo", "generate", "chat", "bench", "bench compare", "bench report", "bench rescore", "audit"],
+    *["data synth", "data regenerate", "data prepare", "train", "models"],
 ]
 ARGUMENTS = ("prompt", "bundle", "bundles", "first", "second", "recipe")
 

@@ -13,7 +13,7 @@ from draftsmith.training.features import (
     OnlineFeatures,
     RememberedFeatures,
     TargetScorer,
-    Text,
+    MaskedText,
     collate,
     split_rows,
 )
@@ -25,7 +25,7 @@ TAPS = frozenset({0, 1, 2})
 def some_texts(lengths=(7, 1, 12, 5), seed=0):
     random = torch.Generator().manual_seed(seed)
     return [
-        Text(
+        MaskedText(
             tokens=torch.randint(0, 64, (length,), generator=random),
             answer=torch.arange(length) >= length // 2,
         )

@@ -11,7 +11,7 @@ from draftsmith.core.types import Proposal, Tree
 from draftsmith.core.verify import verify
 from draftsmith.drafters.trainable import shift_left
 from draftsmith.errors import DataError
-from draftsmith.training.features import TargetScorer, Text, collate
+from draftsmith.training.features import TargetScorer, MaskedText, collate
 from draftsmith.training.validation import NO_DRAFT, Tally, answer_spans, judge_batch, replay, replay_batch
 from tests.models.fakes import tiny_backend
 from tests.training.tiny import VOCAB, greedy, job_of
@@ -144,7 +144,7 @@ def test_overlap_counts_what_the_draft_vocabulary_lacks(judged):
 def test_a_drafter_that_is_always_right_gains_its_depth():
     backend = tiny_backend(0, dtype=torch.float32)
     tokens = greedy(backend, [5, 9, 3], 13)
-    text = Text(tokens=torch.tensor(tokens), answer=torch.arange(16) >= 3)
+    text = MaskedText(tokens=torch.tensor(tokens), answer=torch.arange(16) >= 3)
     batch = collate([text], TargetScorer(backend, frozenset()).score([text]))
     assert batch.best_BL[0, 2:-1].tolist() == tokens[3:]
     drafts = [
