@@ -147,7 +147,7 @@ add_command(
     "data prepare",
     PrepareOptions,
     "draftsmith.cli.data_prepare:run",
-    text="Make texts ready for training: token ids, masks, a validation split.",
+    text="Turn texts into token ids and masks, ready to train on.",
     example="draftsmith data prepare -i data/raw -o data/ready",
 )
 add_command(

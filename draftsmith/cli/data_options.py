@@ -59,7 +59,7 @@ class SynthOptions(JsonOption, BatchOptions, WritingOptions, ModelOption):
         int | None, Option("--texts", metavar="N", help="Until so many are kept [1000]", rich_help_panel=_DATA)
     ] = None
     answer_tokens: Annotated[
-        int | None, Option("--answer-tokens", metavar="N", help="... or so many tokens", rich_help_panel=_DATA)
+        int | None, Option("--answer-tokens", metavar="N", help="Or so many answer tokens", rich_help_panel=_DATA)
     ] = None
     kinds: Annotated[
         str, Option("--kinds", metavar="A,B,...", help="Of requests, see docs/training.md", rich_help_panel=_DATA)

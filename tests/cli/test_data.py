@@ -11,20 +11,11 @@ from draftsmith.training.corpus import Corpus
 from tests.bench.endpoint_server import Events, FakeServer, reply
 from tests.cli.tiny import ENVIRONMENT, command, run
 
-SYNTH = [
-    "-n",
-    "40",
-    "--max-prompt-tokens",
-    "60",
-    "-b",
-    "4",
-    "--seed",
-    "5",
-    "--backend",
-    "reference",
-    "--second-turns",
-    "0.3",
-]
+# The tiny model spells the alphabet: hotter it stumbles into bytes that are no text, colder it says one word.
+SYNTH = (
+    "-n 40 --max-prompt-tokens 60 -b 4 --seed 5 --second-turns 0.3 --greedy 0.1 -t 0.5 --prompt-temperature 0.5 "
+    "--threads 1 --kinds question,talk,writing"
+).split()
 
 
 @pytest.fixture
@@ -44,27 +35,27 @@ def contents(path):
 
 
 def lines(path):
-    return [json.loads(line) for item in sorted(path.glob("texts-*.jsonl")) for line in item.open()]
+    return [json.loads(line) for item in sorted(path.glob("texts-*.jsonl")) for line in item.read_bytes().splitlines()]
 
 
 def test_synth_writes_conversations(data, tiny_ending, tmp_path):
     output = tmp_path / "raw"
-    told = data("synth", "-m", tiny_ending, "-o", output, "--texts", "12", *SYNTH)
+    told = data("synth", "-m", tiny_ending, "-o", output, "--texts", "6", *SYNTH)
     texts = lines(output)
-    assert told["texts"] == len(texts) == 12
+    assert told["texts"] == len(texts) == 6
     assert told["answer_tokens"] == sum(text["answer_tokens"] for text in texts)
     assert told["written_tokens"] >= told["answer_tokens"]
     assert not told["interrupted"]
     for text in texts:
         assert {"id", "messages", "finish_reason", "temperature", "seed"} <= set(text)
         assert text["messages"][-1]["role"] == "assistant"
-    assert {text["temperature"] for text in texts} == {0.0, 0.7}
+    assert told["dropped"]
 
 
 def test_synth_goes_on_and_gives_the_same_as_in_one_go(data, tiny_ending, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    data("synth", "-m", tiny_ending, "-o", whole, "--texts", "12", *SYNTH)
-    for texts in ("3", "4", "12", "12"):
+    data("synth", "-m", tiny_ending, "-o", whole, "--texts", "6", *SYNTH)
+    for texts in ("1", "3", "6", "6"):
         told = data("synth", "-m", tiny_ending, "-o", parts, "--texts", texts, *SYNTH)
     assert contents(parts) == contents(whole)
     assert told["written_tokens"] == 0
@@ -122,7 +113,7 @@ def prompts(tmp_path):
 
 def test_regenerate_answers_a_file(data, tiny_ending, tmp_path, prompts):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    options = ["-i", prompts, "-m", tiny_ending, "-n", "40", "-b", "3", "--backend", "reference", "-t", "0.5"]
+    options = ["-i", prompts, "-m", tiny_ending, "-n", "40", "-b", "3", "--threads", "1", "-t", "0.5"]
     told = data("regenerate", "-o", whole, *options)
     texts = lines(whole)
     assert (told["texts"], told["dropped"]) == (9, {"refused": 1})
@@ -194,17 +185,17 @@ def test_a_server_that_fails_keeps_what_was_answered(data, server, tmp_path, pro
 
 def test_from_nothing_to_a_corpus(data, tiny_ending, tmp_path):
     raw, ready = tmp_path / "raw", tmp_path / "ready"
-    data("synth", "-m", tiny_ending, "-o", raw, "--texts", "12", *SYNTH)
+    data("synth", "-m", tiny_ending, "-o", raw, "--texts", "6", *SYNTH)
     told = data("prepare", "-i", raw, "-m", tiny_ending, "-o", ready, "--validation", "0.2")
     train, held = Corpus.open(ready / "train"), Corpus.open(ready / "validation")
-    assert told["texts_read"] == len(train) + len(held) == 12
+    assert told["texts_read"] == len(train) + len(held) == 6
     assert told["train"]["answer_tokens"] == train.answer_tokens > 0
-    assert len(held) == 2
+    assert len(held) == 1
     assert "--force" in data("prepare", "-i", raw, "-m", tiny_ending, "-o", ready, code=2)
     again = data(
-        "prepare", "-i", raw, "-m", tiny_ending, "-o", ready, "--force", "--max-len", "30", "--validation", "0"
+        "prepare", "-i", raw, "-m", tiny_ending, "-o", ready, "--force", "--max-len", "64", "--validation", "0"
     )
-    assert max(Corpus.open(ready / "train").lengths.tolist()) <= 30
+    assert max(Corpus.open(ready / "train").lengths.tolist()) <= 64
     assert again["texts_cut"] + sum(again["left_out"].values()) > 0
 
 
