@@ -42,7 +42,7 @@ class TrainOptions(JsonOption):
     data: Annotated[Path | None, _option("--data", "DIR", "Texts of `data prepare`", _WHAT)] = None
     output: Annotated[Path | None, _option("--output", "DIR", "Drafter to write", _WHAT, short="-o")] = None
     set: Annotated[
-        list[str], Option("--set", metavar="KEY=VALUE", help="Architecture; repeatable", rich_help_panel=_WHAT)
+        list[str], Option("--set", metavar="CHANGE", help="Architecture, KEY=VALUE; repeatable", rich_help_panel=_WHAT)
     ] = field(default_factory=list)
     draft_vocab: Annotated[int | None, _option("--draft-vocab", "N", "Tokens it can draft [all]", _WHAT)] = None
     loss: Annotated[str | None, _option("--loss", "NAME", "kl, lk_hybrid, ... [the method's]", _WHAT)] = None
@@ -60,7 +60,7 @@ class TrainOptions(JsonOption):
     weight_decay: Annotated[float | None, _option("--weight-decay", "X", "Of matrices", _RUN)] = None
     clip: Annotated[float | None, _option("--clip", "X", "Largest norm of the gradient", _RUN)] = None
     seed: Annotated[int | None, _option("--seed", "S", "Weights and order", _RUN, short="-s")] = None
-    compute: Annotated[str | None, _option("--compute", "TYPE", "Or float32:", _RUN)] = None
+    compute: Annotated[str | None, _option("--compute", "TYPE", "Or bfloat16:", _RUN)] = None
     cache: Annotated[Path | None, _option("--cache", "DIR", "Keep the target's features", _MACHINE)] = None
     save_every: Annotated[float | None, _option("--save-every", "S", "Seconds between states", _MACHINE)] = None
     validate_every: Annotated[int | None, _option("--validate-every", "N", "Steps [a tenth]", _MACHINE)] = None

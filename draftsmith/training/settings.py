@@ -16,7 +16,7 @@ from typing import Any
 
 from draftsmith.errors import OptionError
 
-COMPUTE = ("bfloat16", "float32")
+COMPUTE = ("float32", "bfloat16")
 WEIGHT_TYPES = ("bfloat16", "float16", "float32")
 # What a run may change when it is continued: where things are kept and how long it goes on.
 _FREE = frozenset(
@@ -62,7 +62,7 @@ class TrainingSettings:
     weight_decay: float = 0.01
     clip: float = 1.0
     seed: int = 0
-    compute: str = "bfloat16"
+    compute: str = "float32"
     cache: Path | None = None
     save_every: float = 300.0
     validate_every: int | None = None

@@ -300,5 +300,5 @@ def _as_totals(found: LossReport, tokens: int, num_depths: int) -> torch.Tensor:
     rows = found.rows.double()
     by_depth[:, : len(rows)] = torch.stack((rows, found.accuracy.double() * rows, found.overlap.double() * rows))
     total = float(rows.sum())
-    head = torch.tensor([total, float(found.loss) * total if total else 0.0, tokens], dtype=torch.float64)
+    head = torch.tensor([total, float(found.loss.detach()) * total if total else 0.0, tokens], dtype=torch.float64)
     return torch.cat((head, by_depth.flatten()))

@@ -129,7 +129,7 @@ def test_figures_equal_literal_loops(judged):
             alive = chances.setdefault((text, row), [])
             if len(alive) == depth:
                 alive.append(shared * (alive[-1] if alive else 1.0))
-    mean = sum(1 + sum(alive) for alive in chances.values()) / len(expected[0])
+    mean = sum(1 + sum(alive) for alive in chances.values() if alive) / len(expected[0])
     assert figures.sampled_tokens_per_step == pytest.approx(mean, rel=1e-4)
 
 
