@@ -24,6 +24,14 @@ DRAFTERS: Mapping[str, str] = types.MappingProxyType(
         "suffix": "draftsmith.drafters.suffix:SuffixDrafter",
         "draft_model": "draftsmith.drafters.draft_model:ModelDrafter",
         "hybrid": "draftsmith.drafters.hybrid:HybridDrafter",
+        "medusa": "draftsmith.drafters.medusa:MedusaDrafter",
+        "hydra": "draftsmith.drafters.hydra:HydraDrafter",
+        "mlp_speculator": "draftsmith.drafters.mlp_speculator:MlpSpeculatorDrafter",
+        "gloeckle": "draftsmith.drafters.gloeckle:GloeckleDrafter",
+        "eagle1": "draftsmith.drafters.eagle1:Eagle1Drafter",
+        "eagle2": "draftsmith.drafters.eagle1:Eagle2Drafter",
+        "eagle3": "draftsmith.drafters.eagle3:Eagle3Drafter",
+        "mtp": "draftsmith.drafters.mtp:MtpDrafter",
     }
 )
 CONTROLLERS: Mapping[str, str] = types.MappingProxyType(

@@ -268,6 +268,13 @@ class Sampler:
         """The greedy token: largest logit after penalties, bias and masks; the lowest id among equals."""
         return self._adjusted(logits_V, path)[1]
 
+    def allows(self, token: int, path: Sequence[int] = ()) -> bool:
+        """Whether banned ids, biases and min_tokens leave a token any chance after `path`."""
+        params = self.params
+        if token in params.banned_ids or params.logit_bias.get(token) == -math.inf:
+            return False
+        return self._num_output + len(path) >= params.min_tokens or token not in self._end_ids
+
     def sample(
         self, logits_V: torch.Tensor, noise: KeyedNoise | npt.NDArray[np.float64], path: Sequence[int] = ()
     ) -> int:

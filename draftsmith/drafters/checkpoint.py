@@ -140,12 +140,17 @@ def read_checkpoint(path: Path) -> Checkpoint:
     )
 
 
+def read_method(path: Path, method: str, alike: frozenset[str] = frozenset()) -> Checkpoint:
+    """`read_checkpoint` of one method, or of one with the same weights. Raises `ModelFileError` for another's."""
+    checkpoint = read_checkpoint(path)
+    if checkpoint.method not in {method, *alike}:
+        raise ModelFileError(f"{path}: holds weights of drafter {checkpoint.method!r}, not of {method!r}")
+    return checkpoint
+
+
 def load_module(path: Path, method: str, target: TargetInfo) -> DraftModule:
     """A module with the weights of a directory, in float32. Raises `ModelFileError` for whatever does not fit."""
-    checkpoint = read_checkpoint(path)
-    if checkpoint.method != method:
-        raise ModelFileError(f"{path}: holds weights of drafter {checkpoint.method!r}, not of {method!r}")
-    return build_module(checkpoint, target)
+    return build_module(read_method(path, method), target)
 
 
 def build_module(checkpoint: Checkpoint, target: TargetInfo) -> DraftModule:

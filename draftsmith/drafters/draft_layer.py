@@ -170,7 +170,8 @@ def mix_causal(now: Heads, earlier: list[Heads]) -> torch.Tensor:
     scores = scores.masked_fill(hidden, float("-inf"))
     own = [*earlier[1:], now]
     own_scores = torch.stack([(queries * scale * spread(step.keys, group)).sum(-1) for step in own], dim=-1)
-    weights = torch.softmax(torch.cat((scores, own_scores), dim=-1).float(), dim=-1).to(scores.dtype)
+    both = torch.cat((scores, own_scores), dim=-1)
+    weights = torch.softmax(both, dim=-1, dtype=torch.promote_types(both.dtype, torch.float32)).to(scores.dtype)
     mixed = torch.matmul(weights[..., :length], spread(base.values, group))
     for place, step in enumerate(own):
         mixed = mixed + weights[..., length + place, None] * spread(step.values, group)

@@ -16,18 +16,15 @@ from typing import Self, final
 
 import torch
 
-from draftsmith.core.draw import draw_coupled, draw_iid, draw_without_replacement, record_law, support_size
-from draftsmith.core.tree import path_tokens
-from draftsmith.core.types import Law, Proposal, ProposalKind, Rule, Tree
+from draftsmith.core.types import Proposal
 from draftsmith.core.view import SequenceView
 from draftsmith.drafters.base import Drafter, TargetInfo
+from draftsmith.drafters.growth import Growth, verifies_trees
 from draftsmith.drafters.vocabulary import VocabularyMap, map_vocabularies
 from draftsmith.errors import OptionError
 from draftsmith.models.backend import Backend, RowGroup
 
 _CATCH_UP_ROWS = 512
-_POINT_MASS_RULES = (Rule.COUPLING, Rule.MATCH)
-_CHAIN_RULES = (Rule.CHAIN, Rule.BLOCK)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,19 +83,15 @@ class _Known:
 class _Draft:
     """One proposal under construction. `levels`: children per level (None: a chain); `level`: nodes drawn from next."""
 
-    view: SequenceView
+    growth: Growth
     budget: int
     levels: tuple[int, ...] | None
-    tokens: list[int]
-    parents: list[int]
-    level: list[int]
+    level: list[int] = field(default_factory=lambda: [0])
     depth: int = 0
-    laws: dict[int, Law] = field(default_factory=dict)
-    confidence: list[float] = field(default_factory=lambda: [1.0])
 
     @property
-    def num_drafted(self) -> int:
-        return len(self.tokens) - 1
+    def view(self) -> SequenceView:
+        return self.growth.view
 
 
 @final
@@ -134,10 +127,7 @@ class ModelDrafter(Drafter):
         keep_drafting: Callable[[float], bool],
     ) -> list[Proposal]:
         """Chains, or trees of the chosen shape; shorter near the draft model's own context limit."""
-        drafts = [
-            _Draft(view, min(budget, self._options.max_draft), self._levels(view), [view.root], [-1], [0])
-            for view, budget in zip(views, budgets, strict=True)
-        ]
+        drafts = [self._draft(view, budget) for view, budget in zip(views, budgets, strict=True)]
         for draft in drafts:
             known = self._learn(draft.view)
             # Conformance LEN (vllm#48894): near its limit the draft model stops, generation goes on.
@@ -151,11 +141,12 @@ class ModelDrafter(Drafter):
                 active = [draft for draft in active if draft.level]
                 if active:
                     rows = self._score_level(active)
-        return [self._proposal(draft) for draft in drafts]
+        return [draft.growth.proposal() for draft in drafts]
 
-    def _levels(self, view: SequenceView) -> tuple[int, ...] | None:
-        sampler = view.sampler
-        return None if not sampler.greedy and sampler.params.rule in _CHAIN_RULES else self._options.levels
+    def _draft(self, view: SequenceView, budget: int) -> _Draft:
+        levels = self._options.levels if verifies_trees(view.sampler) else None
+        growth = Growth(view, self._vocab_size, branches=levels is not None)
+        return _Draft(growth, min(budget, self._options.max_draft), levels)
 
     def fork(self, source: int, copy: int, length: int) -> None:
         """The copy starts from the verified rows the source's draft cache holds."""
@@ -239,14 +230,14 @@ class ModelDrafter(Drafter):
 
     def _extend(self, draft: _Draft, logits: torch.Tensor, keep_drafting: Callable[[float], bool]) -> None:
         """Draw the children of the current level; row i of `logits` [level, U] belongs to its node i."""
-        levels = draft.levels
+        levels, growth = draft.levels, draft.growth
         width = 1 if levels is None else levels[draft.depth]
         parents, draft.level = draft.level, []
         for node, logits_U in zip(parents, logits, strict=True):
-            count = min(width, draft.budget - draft.num_drafted)
+            count = min(width, draft.budget - growth.num_drafted)
             if count == 0:
                 break
-            if node and draft.tokens[node] in self._eos_ids:
+            if node and growth.tokens[node] in self._eos_ids:
                 continue  # nothing below an end can be used; the end itself stays
             logits_V = self._vocabulary.logits_to_target(logits_U)
             # Judged before the draw, so that stopping here never looks at a token that could be dropped.
@@ -254,44 +245,25 @@ class ModelDrafter(Drafter):
             confidence = float(torch.exp(logits_V.max() - total))
             if not keep_drafting(confidence):
                 continue
-            for token in self._draw(draft, logits_V, node, count):
-                draft.level.append(len(draft.tokens))
-                draft.tokens.append(token)
-                draft.parents.append(node)
-                draft.confidence.append(confidence if levels is None else float(torch.exp(logits_V[token] - total)))
+            for token in growth.draw(node, logits_V, count):
+                own = confidence if levels is None else float(torch.exp(logits_V[token] - total))
+                draft.level.append(growth.add(node, token, own))
         draft.depth += 1
-        if draft.num_drafted >= draft.budget or (levels is not None and draft.depth == len(levels)):
+        if growth.num_drafted >= draft.budget or (levels is not None and draft.depth == len(levels)):
             draft.level = []
-
-    def _draw(self, draft: _Draft, logits_V: torch.Tensor, node: int, count: int) -> Sequence[int]:
-        view = draft.view
-        sampler, rule = view.sampler, view.sampler.params.rule
-        path = path_tokens(Tree(tuple(draft.tokens), tuple(draft.parents)), node)
-        if sampler.greedy or rule is Rule.MATCH:
-            best = sampler.argmax(logits_V, path)
-            return (best,) if count == 1 else _with_runners_up(best, logits_V, count)
-        if rule is Rule.COUPLING:
-            scores_V = sampler.scores(logits_V, path)
-            count = min(count, int(torch.count_nonzero(scores_V > -torch.inf)))
-            return draw_coupled(scores_V, view.random, view.position + len(path), count)
-        law = draft.laws[node] = record_law(sampler.law(logits_V, path))
-        if draft.levels is None:
-            return draw_iid(law, view.random, view.position, [len(draft.tokens)], self._vocab_size)
-        count = min(count, support_size(law))
-        return draw_without_replacement(law, view.random, view.position, node, count, self._vocab_size)
 
     def _score_level(self, drafts: Sequence[_Draft]) -> list[torch.Tensor]:
         """Logits [level, U] of each draft's newest level."""
         groups, kept = [], []
         for draft in drafts:
-            ids = [spelled[0] for spelled in self._vocabulary.tokens_to_draft(draft.tokens[1:])]
+            ids = [spelled[0] for spelled in self._vocabulary.tokens_to_draft(draft.growth.tokens[1:])]
             if draft.levels is None:
                 # A chain stays in the cache: likely it will be emitted.
                 groups.append(RowGroup(draft.view.sequence_id, ids[-1:], (-1,), 0))
                 kept.append(range(1))
             else:
                 # Rows of a tree cannot stay, so each level scores the levels above it again.
-                parents = [parent - 1 for parent in draft.parents[1:]]
+                parents = [parent - 1 for parent in draft.growth.parents[1:]]
                 groups.append(RowGroup(draft.view.sequence_id, ids, parents, draft.level[0] - 1))
                 kept.append(range(0))
         logits = self._append(groups)
@@ -304,29 +276,9 @@ class ModelDrafter(Drafter):
             self._cache.reserve(group.sequence_id, len(group.tokens))
         return list(self._backend.score(groups).logits)
 
-    def _proposal(self, draft: _Draft) -> Proposal:
-        sampler = draft.view.sampler
-        if sampler.greedy or sampler.params.rule in _POINT_MASS_RULES:
-            kind = ProposalKind.POINT_MASS
-        else:
-            kind = ProposalKind.IID if draft.levels is None else ProposalKind.WITHOUT_REPLACEMENT
-        return Proposal(
-            Tree(tuple(draft.tokens), tuple(draft.parents)),
-            kind,
-            draft.laws,
-            # Siblings' own probabilities are for cutting point masses; drawn siblings stay, so they have none.
-            None if kind is ProposalKind.WITHOUT_REPLACEMENT else tuple(draft.confidence),
-        )
-
 
 def _common_len(left: Sequence[int], right: Sequence[int]) -> int:
     limit = min(len(left), len(right))
     if left[:limit] == right[:limit]:
         return limit
     return next(place for place in range(limit) if left[place] != right[place])
-
-
-def _with_runners_up(best: int, logits_V: torch.Tensor, count: int) -> tuple[int, ...]:
-    """`best` and the next likeliest tokens; the likeliest is first whatever penalties made it so."""
-    ids = [token for token in torch.topk(logits_V, min(count, len(logits_V))).indices.tolist() if token != best]
-    return (best, *ids[: count - 1])

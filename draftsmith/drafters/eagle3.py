@@ -10,15 +10,17 @@ Shape letters: B texts, L rows, D width, U draft vocabulary, A anchors.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import nn
 
 from draftsmith.drafters.base import Tap, TargetInfo
-from draftsmith.drafters.draft_layer import DraftLayer, Heads, LayerShape, RMSNorm, fill_normal, mix_causal, rotations
-from draftsmith.drafters.trainable import DepthDraft, DraftModule, TrainingBatch, shift_left
+from draftsmith.drafters.draft_layer import DraftLayer, LayerShape, RMSNorm, fill_normal
+from draftsmith.drafters.recurrent import RecurrentDrafter
+from draftsmith.drafters.recurrent_module import Entry, RecurrentModule
 from draftsmith.errors import OptionError
 from draftsmith.registry import read_options
 
@@ -55,15 +57,17 @@ class _Changes:
     tap_norm: bool = False
 
 
-class Eagle3Module(DraftModule):
-    """Weights and training of EAGLE-3."""
+@final
+class Eagle3Module(RecurrentModule):
+    """Weights of EAGLE-3."""
 
     Config = Eagle3Config
+    config: Eagle3Config
+    drafts_with_target_head = False
 
     def __init__(self, config: Eagle3Config, target: TargetInfo, draft_ids: torch.Tensor | None) -> None:
         super().__init__(config, target, draft_ids)
         width, target_width, eps = config.width, target.backend.spec.width, config.norm_eps
-        self.config: Eagle3Config = config
         self.fc = nn.Linear(len(config.taps) * target_width, width, bias=False)
         self.tap_norms = nn.ModuleList(RMSNorm(target_width, eps) for _ in config.taps if config.tap_norm)
         self.input_layernorm = RMSNorm(target_width, eps)
@@ -71,7 +75,6 @@ class Eagle3Module(DraftModule):
         self.layer = DraftLayer(config, target_width + width)
         self.norm = RMSNorm(width, eps)
         self.lm_head = nn.Linear(width, len(self.draft_ids), bias=False)
-        self._embed = target.backend.embed
 
     @classmethod
     def configure(cls, target: TargetInfo, changes: Mapping[str, str]) -> Eagle3Config:
@@ -107,44 +110,31 @@ class Eagle3Module(DraftModule):
                 self.lm_head.weight.copy_(self.target_head_UD)
 
     @property
-    def needs(self) -> frozenset[Tap]:
-        return frozenset(self.config.taps)
+    def taps(self) -> tuple[Tap, ...]:
+        return self.config.taps
 
-    def fuse(self, taps: torch.Tensor) -> torch.Tensor:
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """g [.., D] from the taps side by side [.., taps * target width]."""
         if self.tap_norms:
-            parts = taps.chunk(len(self.tap_norms), dim=-1)
-            taps = torch.cat([norm(part) for norm, part in zip(self.tap_norms, parts, strict=True)], dim=-1)
-        return self.fc(taps)
+            parts = features.chunk(len(self.tap_norms), dim=-1)
+            features = torch.cat([norm(part) for norm, part in zip(self.tap_norms, parts, strict=True)], dim=-1)
+        return self.fc(features)
 
-    def heads(self, embedded: torch.Tensor, hidden: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> Heads:
-        """Queries, keys and values of rows: embeddings of x_{t+1} and g_t or the fed-back state [B, L, D]."""
-        both = torch.cat((self.input_layernorm(embedded), self.hidden_norm(hidden)), dim=-1)
-        return self.layer.self_attn.heads(both, *turn)
-
-    def finish(self, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-        """The rows' output a_t [B, L, D], not normed."""
-        return self.layer.finish(self.hidden_norm(hidden) if self.config.norm_before_residual else hidden, mixed)
+    def enter(self, embedded: torch.Tensor, hidden: torch.Tensor) -> Entry:
+        normed = self.hidden_norm(hidden)
+        both = torch.cat((self.input_layernorm(embedded), normed), dim=-1)
+        return Entry(normed if self.config.norm_before_residual else hidden, both)
 
     def feedback(self, output: torch.Tensor) -> torch.Tensor:
-        """What the next row gets in place of g."""
         return self.norm(output) if self.config.norm_output else output
 
     def logits(self, output: torch.Tensor) -> torch.Tensor:
-        """Draft logits [.., U]."""
         return self.lm_head(self.norm(output))
 
-    def depths(self, batch: TrainingBatch, num_depths: int) -> Iterator[DepthDraft]:
-        hidden = self.fuse(torch.cat([batch.taps[tap] for tap in self.config.taps], dim=-1).to(self.fc.weight.dtype))
-        embedded_BLD = self._embed(batch.tokens_BL.flatten()).view(*batch.tokens_BL.shape, -1).to(hidden.dtype)
-        places = torch.arange(batch.tokens_BL.shape[1])
-        steps: list[Heads] = []
-        for depth in range(num_depths):
-            embedded = shift_left(embedded_BLD, 1 + depth)
-            turn = tuple(part.to(hidden) for part in rotations(self.config, places + depth))
-            now = self.heads(embedded, hidden, turn)
-            output = self.finish(hidden, mix_causal(now, steps))
-            steps.append(now)
-            hidden = self.feedback(output)
-            anchors = batch.anchors(depth)
-            yield DepthDraft(anchors=anchors, logits_AU=self.logits(output.flatten(0, 1)[anchors]))
+
+@final
+class Eagle3Drafter(RecurrentDrafter):
+    """Drafts with EAGLE-3."""
+
+    Module = Eagle3Module
+    method = "eagle3"

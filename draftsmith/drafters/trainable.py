@@ -108,6 +108,12 @@ class DraftModule(nn.Module, ABC):
     Config: ClassVar[type[Any]]
     """Frozen dataclass of plain values that fixes the architecture; stored with a checkpoint."""
     loss_defaults: ClassVar[LossOptions] = LossOptions()
+    draft_ids: torch.Tensor
+    """Target ids that are drafted, ascending [U]."""
+    draft_places_V: torch.Tensor
+    """Place of each target id among them, -1 for the others."""
+    target_head_UD: torch.Tensor
+    """The target's head rows of the draft ids."""
 
     def __init__(self, config: Any, target: TargetInfo, draft_ids: torch.Tensor | None) -> None:
         """Room for the weights, not filled yet.

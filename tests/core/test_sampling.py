@@ -5,6 +5,7 @@ The oracle is the slow definition in float64: sort everything, walk token by tok
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -528,3 +529,16 @@ def test_params_keep_their_own_copy_of_what_they_were_given() -> None:
     params = SamplingParams(logit_bias=bias, rule=Rule.BLOCK)
     bias[1] = 9.0
     assert params.logit_bias == {1: 1.0} and params.rule is Rule.BLOCK
+
+
+def test_allows_says_what_masks_leave():
+    """The law of a token is 0 by a mask exactly where `allows` is False, whatever was emitted and drafted."""
+    params = SamplingParams(
+        temperature=1.0, banned_ids=frozenset({1}), logit_bias={2: -math.inf, 3: -50.0}, min_tokens=3
+    )
+    for emitted, path in itertools.product(([], [0], [0, 0, 4]), ((), (4,), (4, 5), (4, 5, 0))):
+        sampler = Sampler(params, [5], frozenset({6}), 7)
+        sampler.append(emitted)
+        law = sampler.law(torch.zeros(7), path)
+        assert [sampler.allows(token, path) for token in range(7)] == (law > 0).tolist()
+        assert sampler.allows(6, path) == (len(emitted) + len(path) >= 3)

@@ -20,6 +20,7 @@ from draftsmith.drafters.base import Commit, Drafter, TargetInfo
 from draftsmith.models.backend import Backend, RowGroup, Scored
 from draftsmith.models.kv_cache import KVCache
 from draftsmith.registry import DRAFTERS, load_class, parse_selection, read_options
+from tests.drafters import trained
 from tests.models.fakes import tiny_spec
 
 
@@ -57,31 +58,37 @@ class LetterTokenizer:
 
 
 class TableBackend(Backend):
-    """A Markov decoder: the logits of a row are `table[token]`, float64 [V, V]."""
+    """A Markov decoder: the logits of a row are `table[token]`, float64 [V, V].
+
+    A linear model in fact: every hidden state is the token as a unit vector, and the head's rows are the table's
+    columns. So taps, embeddings and head fit together as drafters with weights expect.
+    """
 
     def __init__(self, table, max_context=4096):
         self.table = torch.as_tensor(np.asarray(table), dtype=torch.float64)
         self.spec = tiny_spec(
-            vocab_size=len(self.table), width=2, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=2, mlp_width=2,
-            max_context=max_context,
+            vocab_size=len(self.table), width=len(self.table), num_layers=1, num_heads=1, num_kv_heads=1, head_dim=2,
+            mlp_width=2, max_context=max_context,
         )  # fmt: skip
         self.cache = KVCache(self.spec, dtype=torch.float32, device=torch.device("cpu"))
         self.calls = []
 
     def score(self, groups, taps=frozenset()):
         self.calls.append([len(group.tokens) for group in groups])
-        logits = []
+        logits, taken = [], []
         for group in groups:
             assert self.cache.committed(group.sequence_id) + len(group.tokens) <= self.spec.max_context + 64
             self.cache.append(group.sequence_id, group.tokens, group.parents)
             logits.append(self.table[list(group.tokens[group.first_logit :])])
-        return Scored(logits=logits, taps=[{} for _ in groups])
+            hidden = self.embed(torch.tensor(list(group.tokens), dtype=torch.int64))
+            taken.append(dict.fromkeys(taps, hidden))
+        return Scored(logits=logits, taps=taken)
 
     def embed(self, tokens):
-        return torch.nn.functional.one_hot(tokens, self.spec.vocab_size)[:, : self.spec.width].float()
+        return torch.eye(self.spec.vocab_size)[tokens]
 
     def head_rows(self, tokens):
-        return torch.eye(self.spec.vocab_size)[tokens, : self.spec.width]
+        return self.table.t().float()[tokens]
 
     @property
     def weight_bytes(self):
@@ -119,16 +126,72 @@ def target_info(models=None, tokenizer=LETTERS, vocab_size=VOCAB, eos_ids=frozen
     return info
 
 
+def texts_of(backend, count, length, seed):
+    """Texts a Markov decoder would write at temperature 1."""
+    noise = torch.Generator().manual_seed(seed)
+    texts = [[index % backend.spec.vocab_size] for index in range(count)]
+    for text in texts:
+        while len(text) < length:
+            law = torch.softmax(backend.table[text[-1]], dim=-1)
+            text.append(int(torch.multinomial(law, 1, generator=noise)))
+    return texts
+
+
+def target_of(backend, eos_ids=frozenset()):
+    """What a drafter is told of a backend without a tokenizer."""
+    return TargetInfo(
+        vocab_size=backend.spec.vocab_size,
+        max_context=backend.spec.max_context,
+        eos_ids=eos_ids,
+        tokenizer=None,
+        load_model=None,
+        make_drafter=None,
+        backend=backend,
+    )
+
+
 def loaded(table, tokenizer=LETTERS, **spec):
     """What `TargetInfo.load_model` returns."""
     return SimpleNamespace(backend=TableBackend(table, **spec), tokenizer=tokenizer)
 
 
 def make(text, info=None):
-    """The drafter a selection names."""
+    """The drafter a selection names; `path=toy/NAME` is a checkpoint of `trained.py`."""
+    text = trained.resolved(text)
     selection = parse_selection(text, DRAFTERS, "drafter")
     drafter_class = load_class(selection)
     return drafter_class.create(read_options(drafter_class.Options, selection.options, text), info or target_info())
+
+
+class Reading:
+    """A drafter that hears all rows of the toy target before it is asked, as it would from an engine."""
+
+    def __init__(self, text):
+        self.drafter = make(text)
+        self.backend = TableBackend(TABLE)
+
+    def read(self, view):
+        if view.sequence_id not in self.backend.cache:
+            self.backend.cache.open(view.sequence_id)
+        read_prompt(self.backend, self.drafter, view)
+
+    def propose(self, views, budgets, keep_drafting=lambda confidence: True):
+        for view in views:
+            self.read(view)
+        return self.drafter.propose(views, budgets, keep_drafting)
+
+    def fork(self, source, copy, length):
+        self.drafter.fork(source, copy, length)
+        self.backend.cache.fork(source, copy, self.backend.cache.reusable_len(source, length))
+
+    def truncate(self, sequence_id, length):
+        self.drafter.truncate(sequence_id, length)
+        cache = self.backend.cache
+        cache.truncate(sequence_id, cache.reusable_len(sequence_id, length))
+
+    def forget(self, sequence_id):
+        self.drafter.forget(sequence_id)
+        self.backend.cache.close(sequence_id)
 
 
 def view_of(tokens, prompt_len=None, sequence_id=0, seed=0, params=None, vocab_size=VOCAB, end_ids=frozenset()):
@@ -200,14 +263,9 @@ def run(
         for index, prompt in enumerate(prompts)
     }
     result = Run({index: [] for index in views})
-    for index, view in views.items():
-        target.cache.open(index)
-        if len(view.tokens) > 1:
-            target.cache.reserve(index, len(view.tokens))
-            known = view.tokens[:-1]
-            target.score([RowGroup(index, known, range(-1, len(known) - 1), len(known))])
-            target.cache.keep(index, range(len(known)))
-    drafter.commit([Commit(view, None) for view in views.values()])
+    for view in views.values():
+        target.cache.open(view.sequence_id)
+        read_prompt(target, drafter, view)
     for step in range(10 * limit):
         live = [view for index, view in views.items() if len(result.emitted[index]) < limit]
         if not live:
@@ -217,6 +275,17 @@ def run(
         target.cache.close(index)
         drafter.forget(index)
     return result
+
+
+def read_prompt(target, drafter, view, chunk_rows=5):
+    """Score all known tokens but the root and what is scored already, in chunks the drafter hears of."""
+    while (start := target.cache.committed(view.sequence_id)) < len(view.tokens) - 1:
+        known = view.tokens[start : min(start + chunk_rows, len(view.tokens) - 1)]
+        target.cache.reserve(view.sequence_id, len(known))
+        group = RowGroup(view.sequence_id, known, range(-1, len(known) - 1), len(known))
+        scored = target.score([group], drafter.needs)
+        target.cache.keep(view.sequence_id, range(len(known)))
+        drafter.commit([Commit(view, None, scored.taps[0])])
 
 
 def one_step(target, drafter, live, budget, limit, keep_drafting, result):
@@ -235,17 +304,19 @@ def one_step(target, drafter, live, budget, limit, keep_drafting, result):
         target.cache.reserve(view.sequence_id, proposal.tree.num_nodes)
         groups.append(RowGroup(view.sequence_id, proposal.tree.tokens, proposal.tree.parents, 0))
     commits = []
-    for view, proposal, logits_TV in zip(live, proposals, target.score(groups).logits, strict=True):
+    scored = target.score(groups, drafter.needs)
+    for view, proposal, logits_TV, taps in zip(live, proposals, scored.logits, scored.taps, strict=True):
         verdict = verify(proposal, logits_TV, view.sampler, view.random, view.position)
         verdict = verdict.cut(limit - len(result.emitted[view.sequence_id]))
-        target.cache.keep(view.sequence_id, [0, *verdict.path[: verdict.num_emitted - 1]])
+        kept = [0, *verdict.path[: verdict.num_emitted - 1]]
+        target.cache.keep(view.sequence_id, kept)
         view.tokens.extend(verdict.tokens)
         view.sampler.append(verdict.tokens)
         result.emitted[view.sequence_id].extend(verdict.tokens)
         result.drafted += proposal.tree.num_drafted
         result.accepted += verdict.num_accepted
         result.proposals.append(proposal)
-        commits.append(Commit(view, verdict))
+        commits.append(Commit(view, verdict, {tap: rows[kept] for tap, rows in taps.items()}))
     drafter.commit(commits)
 
 

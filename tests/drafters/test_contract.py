@@ -7,7 +7,7 @@ import pytest
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.core.types import ProposalKind, Rule
 from draftsmith.registry import DRAFTERS
-from tests.drafters.loop import TABLE, TableBackend, always, check_proposal, make, run, target_info, view_of
+from tests.drafters.loop import TABLE, Reading, TableBackend, always, check_proposal, make, run, target_info, view_of
 
 ECHO = "tests.drafters.loop:EchoDrafter"
 SELECTIONS = [
@@ -20,6 +20,21 @@ SELECTIONS = [
     "draft_model:model=near:tree=3x2x1:max_draft=20",
     "hybrid",
     "hybrid:other=draft_model+model=near:threshold=1.5",
+    "medusa:path=toy/medusa",
+    "medusa:path=toy/medusa-own:tree=7",
+    "hydra:path=toy/hydra:tree=3x2x1:max_draft=9",
+    "hydra:path=toy/hydra++",
+    "mlp_speculator:path=toy/mlp:tree=8",
+    "mlp_speculator:path=toy/mlp-untied",
+    "gloeckle:path=toy/gloeckle:tree=2x2",
+    "gloeckle:path=toy/gloeckle-own",
+    "eagle1:path=toy/eagle1",
+    "eagle1:path=toy/eagle1-few:tree=3x2x1:max_draft=9",
+    "eagle2:path=toy/eagle1",
+    "eagle3:path=toy/eagle3",
+    "eagle3:path=toy/eagle3.1:tree=dynamic:top_k=3:depth=4",
+    "mtp:path=toy/mtp",
+    "mtp:path=toy/mtp-mimo:tree=2x2",
     ECHO,
 ]
 # Its global tree remembers other sequences on purpose, so a sequence's own state is compared without it.
@@ -43,7 +58,7 @@ def histories(rng, count):
 @pytest.mark.parametrize("text", SELECTIONS)
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.0, rule=Rule.TRAVERSAL)])
 def test_proposals_keep_the_contract(text, params):
-    drafter, rng = make(text), random.Random(3)
+    drafter, rng = Reading(text), random.Random(3)
     views = [
         view_of(tokens, prompt_len, sequence_id=index, params=params)
         for index, (tokens, prompt_len) in enumerate(histories(rng, 40))
@@ -52,11 +67,11 @@ def test_proposals_keep_the_contract(text, params):
         batch = views[start : start + 8]
         for _ in range(2):  # asking again without news gives the same
             budgets = [1 + (start + place) % 9 for place in range(len(batch))]
-            found = drafter.propose(batch, budgets, always)
+            found = drafter.propose(batch, budgets)
             assert len(found) == len(batch)
             for proposal, view, budget in zip(found, batch, budgets, strict=True):
                 check_proposal(proposal, view, budget)
-        again = drafter.propose(batch, budgets, always)
+        again = drafter.propose(batch, budgets)
         assert [item.tree for item in again] == [item.tree for item in found]
 
 
@@ -76,12 +91,12 @@ def test_unknown_sequences_are_nothing_special(text):
 def test_a_spell_without_drafting_costs_nothing_but_time(text):
     """Conformance KV (vllm#49548): the drafter catches up before its next proposal."""
     rng = random.Random(1)
-    tokens, seen = [0, 1, 2, 0, 1], make(text)
+    tokens, seen = [0, 1, 2, 0, 1], Reading(text)
     for spell in (0, 1, 0, 7, 0, 3, 30, 0):
         tokens = tokens + [rng.randrange(3) for _ in range(spell + 1)]
         view = view_of(tokens, 5, sequence_id=9)
-        fresh = make(text).propose([view_of(tokens, 5, sequence_id=9)], [6], always)
-        assert seen.propose([view], [6], always)[0].tree == fresh[0].tree
+        fresh = Reading(text).propose([view_of(tokens, 5, sequence_id=9)], [6])
+        assert seen.propose([view], [6])[0].tree == fresh[0].tree
 
 
 @pytest.mark.parametrize("text", OWN_STATE)
@@ -89,16 +104,16 @@ def test_a_fork_goes_on_like_a_fresh_sequence(text):
     rng = random.Random(2)
     tokens = [rng.randrange(3) for _ in range(30)]
     for length in (1, 4, 20, 29, 30):
-        drafter = make(text)
-        drafter.propose([view_of(tokens, 5, sequence_id=1)], [5], always)
+        drafter = Reading(text)
+        drafter.propose([view_of(tokens, 5, sequence_id=1)], [5])
         drafter.fork(1, 2, length)
         own = [*tokens[:length], 2, 1, 2, 1]
         view = view_of(own, min(5, length), sequence_id=2)
-        fresh = make(text).propose([view], [5], always)[0]
-        assert drafter.propose([view], [5], always)[0].tree == fresh.tree
+        fresh = Reading(text).propose([view], [5])[0]
+        assert drafter.propose([view], [5])[0].tree == fresh.tree
         drafter.forget(2)
         source = view_of([*tokens, 1], 5, sequence_id=1)  # the source never notices
-        assert drafter.propose([source], [5], always)[0].tree == make(text).propose([source], [5], always)[0].tree
+        assert drafter.propose([source], [5])[0].tree == Reading(text).propose([source], [5])[0].tree
 
 
 @pytest.mark.parametrize("text", OWN_STATE)
@@ -107,12 +122,12 @@ def test_a_cut_sequence_forgets_what_was_cut(text):
     rng = random.Random(5)
     tokens = [rng.randrange(3) for _ in range(30)]
     for length in (0, 1, 6, 29, 30):
-        drafter = make(text)
-        drafter.propose([view_of(tokens, 5, sequence_id=1)], [5], always)
+        drafter = Reading(text)
+        drafter.propose([view_of(tokens, 5, sequence_id=1)], [5])
         drafter.truncate(1, length)
         other = [*tokens[:length], 5, 6, 5, 6, 5]
         view = view_of(other, min(5, len(other)), sequence_id=1)
-        assert drafter.propose([view], [5], always)[0].tree == make(text).propose([view], [5], always)[0].tree
+        assert drafter.propose([view], [5])[0].tree == Reading(text).propose([view], [5])[0].tree
 
 
 BUDGETS = {

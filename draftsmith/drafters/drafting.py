@@ -1,0 +1,119 @@
+"""A proposal under construction, level by level, for drafters that score what they have drafted.
+
+Called by recurrent drafters: they give the logits of the newest nodes and are told which nodes to score next. How
+children are drawn under a rule is `drafters.growth`'s. Invariants: drafting is stopped before a draw, never after one;
+nothing is drafted below an end.
+
+Shape letters: U draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import final
+
+import torch
+
+from draftsmith.core.types import Proposal
+from draftsmith.core.view import SequenceView
+from draftsmith.drafters.growth import Growth, verifies_trees
+from draftsmith.errors import OptionError
+
+
+def parse_levels(text: str) -> tuple[int, ...]:
+    """Children per level, written like 3x2x1. Raises `OptionError`."""
+    if not all(part.isdigit() and int(part) > 0 for part in text.split("x")):
+        raise OptionError(f"tree is {text!r}; write children per level, like 3x2x1")
+    return tuple(int(part) for part in text.split("x"))
+
+
+class Draft(ABC):
+    """A tree that grows. `budget`: most nodes below the root. `level`: the nodes whose logits are wanted next, empty
+    when the tree is done.
+    """
+
+    def __init__(self, growth: Growth, budget: int, eos_ids: frozenset[int]) -> None:
+        self.growth = growth
+        self.budget = budget
+        self.level = [0]
+        self._eos_ids = eos_ids
+
+    @abstractmethod
+    def extend(self, logits: Iterable[torch.Tensor], keep_drafting: Callable[[float], bool]) -> None:
+        """Add the children of the current level; one row of logits [U] for each of its nodes, in order."""
+
+    @abstractmethod
+    def proposal(self) -> Proposal:
+        """What has been drafted."""
+
+    def _is_end(self, node: int) -> bool:
+        """Nothing below an end can be used; the end itself stays."""
+        return node > 0 and self.growth.tokens[node] in self._eos_ids
+
+
+@final
+class DrawnDraft(Draft):
+    """A chain (`levels` None), or so many children per level, drawn as the request's rule wants them."""
+
+    def __init__(
+        self,
+        view: SequenceView,
+        vocab_size: int,
+        budget: int,
+        eos_ids: frozenset[int],
+        *,
+        levels: tuple[int, ...] | None = None,
+        draft_ids: torch.Tensor | None = None,
+    ) -> None:
+        self._levels = levels if verifies_trees(view.sampler) else None
+        growth = Growth(view, vocab_size, branches=self._levels is not None, draft_ids=draft_ids)
+        super().__init__(growth, budget, eos_ids)
+        self._draft_ids = draft_ids
+        self._depth = 0
+
+    def extend(self, logits: Iterable[torch.Tensor], keep_drafting: Callable[[float], bool]) -> None:
+        growth, levels = self.growth, self._levels
+        width = 1 if levels is None else levels[self._depth]
+        parents, self.level = self.level, []
+        for node, logits_U in zip(parents, logits, strict=True):
+            count = min(width, self.budget - growth.num_drafted)
+            if count == 0:
+                break
+            # Judged before the draw, so that stopping here never looks at a token that could be dropped.
+            total = torch.logsumexp(logits_U, dim=-1)
+            confidence = float(torch.exp(logits_U.max() - total))
+            if not keep_drafting(confidence):
+                continue
+            for token in growth.draw(node, logits_U, count):
+                own = confidence
+                if levels is not None:
+                    own = float(torch.exp(logits_U[place_of(token, self._draft_ids)] - total))
+                child = growth.add(node, token, own)
+                if not self._is_end(child):
+                    self.level.append(child)
+        self._depth += 1
+        if growth.num_drafted >= self.budget or (levels is not None and self._depth == len(levels)):
+            self.level = []
+
+    def accept_chain(
+        self, tokens: Sequence[int], probs: Sequence[float], keep_drafting: Callable[[float], bool]
+    ) -> None:
+        """Take a greedy chain that was drafted in one go; a point mass may still be cut anywhere.
+
+        `probs`: the draft probability of each token, which is the largest of its row.
+        """
+        for token, prob in zip(tokens, probs, strict=True):
+            last = self.growth.num_drafted
+            if last == self.budget or self._is_end(last) or not keep_drafting(prob):
+                break
+            self.growth.add(last, token, prob)
+        self.level = []
+
+    def proposal(self) -> Proposal:
+        return self.growth.proposal()
+
+
+def place_of(token: int, draft_ids: torch.Tensor | None) -> int:
+    """Where a drafted token stands in a row [U]."""
+    return token if draft_ids is None else int(torch.searchsorted(draft_ids, token))

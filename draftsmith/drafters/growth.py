@@ -1,0 +1,150 @@
+"""How a proposal grows: children are drawn under the request's rule, with the laws and confidences the rule needs.
+
+Used by every drafter that has logits of its own (draft models, heads, feature drafters). Invariants: the law recorded
+for a node is the law that drew its children; every transform of the request sees the node's own path; a token that
+the request forbids is never drafted, also where the draft vocabulary holds no other.
+
+Shape letters: V target vocabulary, U draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from draftsmith.core.draw import draw_coupled, draw_iid, draw_without_replacement, record_law, support_size
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import Law, Proposal, ProposalKind, Rule, Tree
+from draftsmith.core.view import SequenceView
+
+_POINT_MASS_RULES = (Rule.COUPLING, Rule.MATCH)
+_CHAIN_RULES = (Rule.CHAIN, Rule.BLOCK)
+
+
+def verifies_trees(sampler: Sampler) -> bool:
+    """Whether the request's rule verifies branching proposals."""
+    return sampler.greedy or sampler.params.rule not in _CHAIN_RULES
+
+
+class Growth:
+    """One proposal under construction; node 0 is the root.
+
+    `branches`: nodes may have several children, so sampled siblings are drawn without replacement.
+    `draft_ids`: target ids (ascending, int64 [U]) of the logits it is given; None when these are [V].
+    """
+
+    __slots__ = (
+        "_draft_ids",
+        "_vocab_size",
+        "branches",
+        "confidence",
+        "laws",
+        "parents",
+        "paths",
+        "point_mass",
+        "tokens",
+        "view",
+    )
+
+    def __init__(
+        self, view: SequenceView, vocab_size: int, *, branches: bool, draft_ids: torch.Tensor | None = None
+    ) -> None:
+        self.view = view
+        self.tokens: list[int] = [view.root]
+        self.parents: list[int] = [-1]
+        self.paths: list[tuple[int, ...]] = [()]
+        self.laws: dict[int, Law] = {}
+        self.confidence: list[float] = [1.0]
+        sampler = view.sampler
+        self.point_mass: bool = sampler.greedy or sampler.params.rule in _POINT_MASS_RULES
+        self.branches: bool = branches
+        self._vocab_size = vocab_size
+        self._draft_ids = draft_ids
+
+    @property
+    def num_drafted(self) -> int:
+        """Nodes below the root."""
+        return len(self.tokens) - 1
+
+    def add(self, parent: int, token: int, confidence: float) -> int:
+        """A new node below `parent`; returns its number."""
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.paths.append((*self.paths[parent], token))
+        self.confidence.append(confidence)
+        return len(self.tokens) - 1
+
+    def draw(self, node: int, logits_U: torch.Tensor, count: int) -> Sequence[int]:
+        """Up to `count` distinct target ids for children of `node`, in draw order; `add` all of them.
+
+        Fewer where the law has fewer tokens, none where the request forbids all that could be drafted.
+        """
+        sampler, path = self.view.sampler, self.paths[node]
+        if sampler.context_free and (sampler.greedy or sampler.params.rule is Rule.MATCH):
+            places = _largest(logits_U, count)
+            if places:  # none: the row is broken, which the sampler tells
+                return places if self._draft_ids is None else self._draft_ids[places].tolist()
+        tokens = self._draw(node, self.dense(logits_U), path, count)
+        if not sampler.context_free and not all(sampler.allows(token, path) for token in tokens):
+            # Everything was forbidden, so the sampler fell back to the plain row: a matter of history, not of the draw.
+            self.laws.pop(node, None)
+            return ()
+        return tokens
+
+    def proposal(self) -> Proposal:
+        """What has grown."""
+        if self.point_mass:
+            kind = ProposalKind.POINT_MASS
+        else:
+            kind = ProposalKind.WITHOUT_REPLACEMENT if self.branches else ProposalKind.IID
+        return Proposal(
+            Tree(tuple(self.tokens), tuple(self.parents)),
+            kind,
+            self.laws,
+            # Siblings' own probabilities are for cutting point masses; drawn siblings stay, so they have none.
+            None if kind is ProposalKind.WITHOUT_REPLACEMENT else tuple(self.confidence),
+        )
+
+    def dense(self, logits_U: torch.Tensor) -> torch.Tensor:
+        """Logits [V], minus infinity outside the draft vocabulary."""
+        if self._draft_ids is None:
+            return logits_U
+        logits_V = torch.full((self._vocab_size,), -torch.inf, dtype=logits_U.dtype)
+        return logits_V.index_copy_(0, self._draft_ids, logits_U)
+
+    def _draw(self, node: int, logits_V: torch.Tensor, path: tuple[int, ...], count: int) -> Sequence[int]:
+        view = self.view
+        sampler, rule = view.sampler, view.sampler.params.rule
+        if sampler.greedy or rule is Rule.MATCH:
+            return _best(sampler, logits_V, path, count)
+        if rule is Rule.COUPLING:
+            scores_V = sampler.scores(logits_V, path)
+            count = min(count, int(torch.count_nonzero(scores_V > -torch.inf)))
+            return draw_coupled(scores_V, view.random, view.position + len(path), count)
+        law = self.laws[node] = record_law(sampler.law(logits_V, path))
+        if not self.branches:
+            return draw_iid(law, view.random, view.position, [len(self.tokens)], self._vocab_size)
+        count = min(count, support_size(law))
+        return draw_without_replacement(law, view.random, view.position, node, count, self._vocab_size)
+
+
+def _largest(logits: torch.Tensor, count: int) -> list[int]:
+    """Places of the largest logits, minus infinity left out; none when the largest is not finite."""
+    values, places = logits.max(dim=-1, keepdim=True) if count == 1 else torch.topk(logits, min(count, len(logits)))
+    finite = torch.isfinite(values)
+    return places[finite].tolist() if bool(finite[0]) else []
+
+
+def _best(sampler: Sampler, logits_V: torch.Tensor, path: tuple[int, ...], count: int) -> list[int]:
+    """The likeliest tokens after penalties, biases and masks; illegal ones only where there is no other."""
+    best = sampler.argmax(logits_V, path)
+    found = [best]
+    left_V = logits_V.clone() if count > 1 else logits_V
+    while len(found) < count:
+        left_V[best] = -torch.inf
+        best = sampler.argmax(left_V, path)
+        if left_V[best] == -torch.inf or not sampler.allows(best, path):
+            break
+        found.append(best)
+    return found

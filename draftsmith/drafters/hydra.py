@@ -1,0 +1,192 @@
+"""Hydra and Hydra++ (2402.05109): heads that read the drafted tokens too.
+
+Head k reads z and the embeddings of x_{t+1} .. x_{t+1+k} side by side and drafts x_{t+2+k}. Hydra's z is h_t itself;
+Hydra++ puts a *prefix layer* in between, a decoder layer over all h up to t with keys and values of its own. A head
+is R(in) + SiLU(L(in)) down to the target's width, further residual blocks, and an output matrix with a bias.
+
+Shape letters: B texts, L rows, R rows of any kind, S sequences, D width, A anchors, U draft vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from draftsmith.core.losses import LossReport, geometric_weights, report
+from draftsmith.drafters.base import TargetInfo
+from draftsmith.drafters.draft_layer import LayerShape, RMSNorm, fill_normal
+from draftsmith.drafters.head_drafter import HeadDrafter
+from draftsmith.drafters.heads import HeadModule, check_heads, target_width
+from draftsmith.drafters.last_row import LastRowLayer
+from draftsmith.drafters.trainable import DepthDraft, LossOptions, TrainingBatch
+from draftsmith.errors import OptionError
+from draftsmith.registry import read_options
+
+
+@dataclass(frozen=True, kw_only=True)
+class HydraConfig:
+    """`num_layers`: blocks of each head, the first included. `head`: see `heads.HEADS`. `prefix`: the prefix layer of
+    Hydra++, None for Hydra. `feature_weight`: in training, weight of the smooth L1 distance between what a head's
+    output matrix reads and what the target's reads at the row it stands in for (0: not wanted).
+    """
+
+    width: int
+    num_depths: int = 4
+    num_layers: int = 1
+    head: str = "target"
+    prefix: LayerShape | None = None
+    feature_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_heads(self.num_depths, self.head)
+        if self.num_layers < 1:
+            raise OptionError(f"num_layers is {self.num_layers}: at least 1 is needed")
+        if not 0 <= self.feature_weight < float("inf"):
+            raise OptionError(f"feature_weight is {self.feature_weight}: at least 0 is needed")
+        prefix: Any = self.prefix
+        if isinstance(prefix, dict):  # as a checkpoint's JSON has it
+            object.__setattr__(self, "prefix", LayerShape(**prefix))
+        if self.prefix is not None and self.prefix.width != self.width:
+            raise OptionError(f"the prefix layer's width is {self.prefix.width}; the target's is {self.width}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Changes:
+    """What may be chosen before training. `prefix`: true for Hydra++."""
+
+    num_depths: int = 4
+    num_layers: int = 1
+    head: str = "target"
+    prefix: bool = False
+    feature_weight: float = 0.0
+
+
+class HydraHead(nn.Module):
+    """Blocks of one head over `num_inputs` vectors side by side."""
+
+    def __init__(self, width: int, num_inputs: int, num_layers: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(num_inputs * width, width)
+        self.res_connection = nn.Linear(num_inputs * width, width)
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(num_layers - 1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """What the output matrix reads [R, D]."""
+        x = self.res_connection(inputs) + F.silu(self.linear(inputs))
+        for block in self.blocks:
+            x = x + F.silu(block(x))
+        return x
+
+    @torch.no_grad()
+    def initialise(self) -> None:
+        """Pass z on: a head begins by saying what the target's own would."""
+        for parameter in self.parameters():
+            parameter.zero_()
+        width = self.res_connection.out_features
+        self.res_connection.weight[:, :width].copy_(torch.eye(width))
+
+
+@final
+class HydraModule(HeadModule):
+    """Weights and training of Hydra and Hydra++; the state is z and the embeddings so far, side by side."""
+
+    Config = HydraConfig
+    loss_defaults = LossOptions(decay=1.0)
+    """Cross-entropy against the target's law is `kl` up to a constant: Hydra++'s teacher loss."""
+
+    def __init__(self, config: HydraConfig, target: TargetInfo, draft_ids: torch.Tensor | None) -> None:
+        super().__init__(config, target, draft_ids)
+        self.config: HydraConfig = config
+        self.prefix_layer: LastRowLayer | None = None
+        self.prefix_norm: RMSNorm | None = None
+        if config.prefix is not None:
+            self.prefix_layer = LastRowLayer(config.prefix)
+            self.prefix_norm = RMSNorm(config.width, config.prefix.norm_eps)
+            self.entry_width = LastRowLayer.entries_of(config.prefix)
+        self.heads = nn.ModuleList(
+            HydraHead(config.width, 2 + depth, config.num_layers) for depth in range(config.num_depths)
+        )
+        self.make_heads(config.head, config.width, config.num_depths)
+        self.head_bias = nn.Parameter(torch.zeros(config.num_depths, len(self.draft_ids)))
+        self._embed = target.backend.embed
+
+    @classmethod
+    def configure(cls, target: TargetInfo, changes: Mapping[str, str]) -> HydraConfig:
+        changed = read_options(_Changes, changes, "hydra")
+        return HydraConfig(
+            width=target_width(target),
+            num_depths=changed.num_depths,
+            num_layers=changed.num_layers,
+            head=changed.head,
+            prefix=LayerShape.like(target.backend.spec) if changed.prefix else None,
+            feature_weight=changed.feature_weight,
+        )
+
+    @torch.no_grad()
+    def initialise(self, target: TargetInfo, generator: torch.Generator) -> None:
+        if self.prefix_layer is not None and self.prefix_norm is not None:
+            self.prefix_layer.initialise(generator)
+            fill_normal(self.prefix_norm, generator, 0.02)
+        for head in self.heads:
+            head.initialise()
+        self.head_bias.zero_()
+        self.copy_heads()
+
+    # -- the prefix layer -------------------------------------------------------------------------
+
+    def features(self, hidden_BLD: torch.Tensor) -> torch.Tensor:
+        if self.prefix_layer is None or self.prefix_norm is None:
+            return hidden_BLD
+        return self.prefix_norm(self.prefix_layer(hidden_BLD))
+
+    def entries(self, hidden_RD: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
+        if self.prefix_layer is None:
+            return super().entries(hidden_RD, positions_R)
+        return self.prefix_layer.entries(hidden_RD, positions_R)
+
+    def last_features(self, hidden_SD: torch.Tensor, entries: Sequence[torch.Tensor]) -> torch.Tensor:
+        if self.prefix_layer is None or self.prefix_norm is None:
+            return hidden_SD
+        return self.prefix_norm(self.prefix_layer.last(hidden_SD, entries))
+
+    # -- the heads --------------------------------------------------------------------------------
+
+    def begin(self, features_RF: torch.Tensor, tokens_R: torch.Tensor) -> torch.Tensor:
+        return self.advance(-1, features_RF, tokens_R)
+
+    def advance(self, depth: int, state_RW: torch.Tensor, tokens_R: torch.Tensor) -> torch.Tensor:
+        return torch.cat((state_RW, self._embed(tokens_R).to(state_RW.dtype)), dim=-1)
+
+    def logits(self, depth: int, state_RW: torch.Tensor) -> torch.Tensor:
+        return self._logits_of(depth, self.heads[depth](state_RW))
+
+    def _logits_of(self, depth: int, hidden_RD: torch.Tensor) -> torch.Tensor:
+        return self.unembed(depth, hidden_RD) + self.head_bias[depth]
+
+    def loss(self, batch: TrainingBatch, options: LossOptions) -> LossReport:
+        """Each depth's loss, and `feature_weight` times the distance of its hidden state from the target's."""
+        targets_RD = batch.taps["last_hidden"].flatten(0, 1).to(self.target_head_UD.dtype)
+        found = []
+        for depth, (anchors_A, state_AW) in enumerate(self.states(batch, options.num_depths)):
+            hidden_AD = self.heads[depth](state_AW)
+            draft = DepthDraft(anchors=anchors_A, logits_AU=self._logits_of(depth, hidden_AD))
+            one = self.depth_loss(batch, depth, draft, options)
+            if self.config.feature_weight and len(anchors_A):
+                distance = F.smooth_l1_loss(hidden_AD, targets_RD[anchors_A + 1 + depth])
+                one = dataclasses.replace(one, loss=one.loss + self.config.feature_weight * distance)
+            found.append(one)
+        return report(found, geometric_weights(len(found), options.decay))
+
+
+@final
+class HydraDrafter(HeadDrafter):
+    """Drafts with Hydra or Hydra++ heads."""
+
+    Module = HydraModule
+    method = "hydra"

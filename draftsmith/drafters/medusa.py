@@ -1,0 +1,192 @@
+"""Medusa (2401.10774): one small head per depth reads the target's last hidden state and nothing else.
+
+Head k is `num_layers` residual blocks x + SiLU(W x + b) and an output matrix; it drafts x_{t+2+k} from h_t. Medusa-1
+trains the heads of a frozen target. Medusa-2 trains heads and target together: its heads load and draft here beside
+the target they changed, and `joint_loss` is its objective for whoever can train the target.
+
+Shape letters: R rows, D width, K depths, U draft vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from draftsmith.core.losses import LossReport
+from draftsmith.drafters.base import TargetInfo
+from draftsmith.drafters.head_drafter import HeadDrafter
+from draftsmith.drafters.heads import HeadModule, check_heads, target_width
+from draftsmith.drafters.trainable import LossOptions
+from draftsmith.errors import ModelFileError, OptionError
+from draftsmith.registry import read_options
+
+_SCHEDULES = {
+    "constant": lambda progress: 1.0,
+    "linear": lambda progress: progress,
+    "sine": lambda progress: math.sin(math.pi / 2 * progress),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedusaConfig:
+    """`width`: the target's. `num_layers`: residual blocks of each head. `head`: see `heads.HEADS`."""
+
+    width: int
+    num_depths: int = 4
+    num_layers: int = 1
+    head: str = "target"
+
+    def __post_init__(self) -> None:
+        check_heads(self.num_depths, self.head)
+        if self.num_layers < 1:
+            raise OptionError(f"num_layers is {self.num_layers}: at least 1 is needed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Changes:
+    """What may be chosen before training."""
+
+    num_depths: int = 4
+    num_layers: int = 1
+    head: str = "target"
+
+
+@final
+class MedusaModule(HeadModule):
+    """Weights and training of Medusa."""
+
+    Config = MedusaConfig
+    independent = True
+    loss_defaults = LossOptions(decay=0.8)
+
+    def __init__(self, config: MedusaConfig, target: TargetInfo, draft_ids: torch.Tensor | None) -> None:
+        super().__init__(config, target, draft_ids)
+        self.config: MedusaConfig = config
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(nn.Linear(config.width, config.width) for _ in range(config.num_layers))
+            for _ in range(config.num_depths)
+        )
+        self.make_heads(config.head, config.width, config.num_depths)
+
+    @classmethod
+    def configure(cls, target: TargetInfo, changes: Mapping[str, str]) -> MedusaConfig:
+        changed = read_options(_Changes, changes, "medusa")
+        return MedusaConfig(
+            width=target_width(target),
+            num_depths=changed.num_depths,
+            num_layers=changed.num_layers,
+            head=changed.head,
+        )
+
+    @torch.no_grad()
+    def initialise(self, target: TargetInfo, generator: torch.Generator) -> None:
+        """Blocks of zero and the target's rows: every head begins as the target's own."""
+        for parameter in self.blocks.parameters():
+            parameter.zero_()
+        self.copy_heads()
+
+    def begin(self, features_RF: torch.Tensor, tokens_R: torch.Tensor) -> torch.Tensor:
+        return features_RF
+
+    def hidden(self, depth: int, state_RD: torch.Tensor) -> torch.Tensor:
+        """What a head's output matrix reads [R, D]."""
+        for block in self.blocks[depth]:
+            state_RD = state_RD + F.silu(block(state_RD))
+        return state_RD
+
+    def logits(self, depth: int, state_RW: torch.Tensor) -> torch.Tensor:
+        return self.unembed(depth, self.hidden(depth, state_RW))
+
+    def all_logits(self, num_depths: int, state_RW: torch.Tensor) -> torch.Tensor:
+        if self.config.head == "own":
+            return super().all_logits(num_depths, state_RW)
+        # One output matrix for all depths is read once.
+        return self.unembed(0, torch.stack([self.hidden(depth, state_RW) for depth in range(num_depths)]))
+
+
+@final
+class MedusaDrafter(HeadDrafter):
+    """Drafts with Medusa heads."""
+
+    Module = MedusaModule
+    method = "medusa"
+
+
+def joint_loss(
+    language_loss: torch.Tensor,
+    heads: LossReport,
+    progress: float,
+    *,
+    coefficient: float = 0.2,
+    schedule: str = "sine",
+) -> torch.Tensor:
+    """Medusa-2's objective: the language model's loss plus coefficient * s(progress) times the heads' loss.
+
+    `language_loss`: of the target being tuned (cross-entropy, or KL to the untuned one). `heads`: their report
+    with weights 0.8^k. `progress`: share of the training done, 0 to 1. `schedule`: constant, linear or sine.
+    """
+    if schedule not in _SCHEDULES:
+        raise OptionError(f"unknown schedule {schedule!r}; known are {', '.join(_SCHEDULES)}")
+    if not 0 <= progress <= 1:
+        raise OptionError(f"progress is {progress}; allowed: 0 to 1")
+    return language_loss + coefficient * _SCHEDULES[schedule](progress) * heads.loss
+
+
+# Head number, layer number, and the kind of the weight, in the three ways heads are published.
+_PUBLISHED = re.compile(
+    r"(?:medusa_heads?\.)?(?:"
+    r"(?P<head>\d+)\.(?P<layer>\d+)\.(?:linear\.)?(?P<kind>weight|bias)"
+    r"|blocks\.(?P<block>\d+)\.layers\.(?P<inner>\d+)\.(?P<part>weight|bias)"
+    r"|lm_heads?\.(?P<output>\d+)\.weight)"
+)
+
+
+def from_published(tensors: Mapping[str, torch.Tensor]) -> tuple[MedusaConfig, dict[str, torch.Tensor]]:
+    """Config and tensors of `MedusaModule` from published heads: Medusa-1 files, the heads in a Medusa-2 model (its
+    other tensors are passed over; its backbone must be the target), or vLLM's names.
+
+    How many heads and layers there are is counted, because published configs have been wrong about it. Raises
+    `ModelFileError` when heads are incomplete.
+    """
+    linears: dict[tuple[int, int, str], torch.Tensor] = {}
+    outputs: dict[int, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        found = _PUBLISHED.fullmatch(name)
+        if found is None:
+            continue
+        if found["output"] is not None:
+            outputs[int(found["output"])] = tensor
+        elif found["block"] is not None:
+            linears[int(found["block"]), int(found["inner"]), found["part"]] = tensor
+        elif ".linear." in name:
+            linears[int(found["head"]), int(found["layer"]), found["kind"]] = tensor
+        else:  # the last layer of a head is its output matrix
+            outputs[int(found["head"])] = tensor
+    if not linears or not outputs:
+        raise ModelFileError("no Medusa heads among the tensors: expected names like 0.0.linear.weight and 0.1.weight")
+    num_depths = 1 + max(head for head, _, _ in linears)
+    num_layers = 1 + max(layer for _, layer, _ in linears)
+    width = linears[min(linears)].shape[-1]
+    result: dict[str, torch.Tensor] = {}
+    for head in range(num_depths):
+        for layer in range(num_layers):
+            weight = linears.get((head, layer, "weight"))
+            if weight is None:
+                raise ModelFileError(f"Medusa head {head} lacks the weight of layer {layer}")
+            # vLLM's own files may go without biases.
+            bias = linears.get((head, layer, "bias"), torch.zeros(width, dtype=weight.dtype))
+            result[f"blocks.{head}.{layer}.weight"], result[f"blocks.{head}.{layer}.bias"] = weight, bias
+    missing = set(range(num_depths)) - set(outputs)
+    shared = len(outputs) == 1 and 0 in outputs and num_depths > 1
+    if missing and not shared:
+        raise ModelFileError(f"Medusa head {min(missing)} lacks its output matrix")
+    result.update({f"lm_heads.{head}.weight": outputs[head] for head in sorted(outputs)})
+    config = MedusaConfig(width=width, num_depths=num_depths, num_layers=num_layers, head="shared" if shared else "own")
+    return config, result

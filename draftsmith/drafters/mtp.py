@@ -1,0 +1,179 @@
+"""Multi-token prediction (DeepSeek-V3, 2412.19437; Qwen3-Next; MiMo): one decoder layer with the target's own ends.
+
+Row t joins the target's last hidden state of row t and the embedding of x_{t+1}, each normed, through one matrix; a
+decoder layer and a final norm follow, and the target's head gives the law of x_{t+2}. One layer drafts many tokens by
+feeding on its own output. Published families differ in switches and names, see `VARIANTS` and `from_published`.
+
+Training unrolls K steps with weights beta^k as FastMTP (2509.18362) does, but a row of step k > 0 sees the true rows
+before it and its own unrolled ones (EAGLE-3's mask), not the other rows of its step: that is what drafting computes,
+since only true rows stay in its cache. FastMTP's plain causal mask per step would train for a cache nobody keeps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from draftsmith.drafters.base import Tap, TargetInfo
+from draftsmith.drafters.draft_layer import DraftLayer, LayerShape, RMSNorm, fill_normal
+from draftsmith.drafters.recurrent import RecurrentDrafter
+from draftsmith.drafters.recurrent_module import Entry, RecurrentModule
+from draftsmith.drafters.trainable import LossOptions
+from draftsmith.errors import ModelFileError, OptionError
+from draftsmith.registry import read_options
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A published family. `zero_centred`: norm weights are stored less 1. `names`: its tensors' names, less their
+    prefix, where they are not ours.
+    """
+
+    hidden_first: bool
+    norm_output: bool
+    zero_centred: bool
+    names: Mapping[str, str]
+
+
+VARIANTS: Mapping[str, Variant] = types.MappingProxyType(
+    {
+        "deepseek": Variant(
+            hidden_first=False,
+            norm_output=False,
+            zero_centred=False,
+            names={"enorm": "token_norm", "hnorm": "hidden_norm", "eh_proj": "fc", "shared_head.norm": "norm"},
+        ),
+        "qwen": Variant(
+            hidden_first=False,
+            norm_output=True,
+            zero_centred=True,
+            names={"pre_fc_norm_embedding": "token_norm", "pre_fc_norm_hidden": "hidden_norm"},
+        ),
+        "mimo": Variant(
+            hidden_first=True,
+            norm_output=True,
+            zero_centred=False,
+            names={
+                "token_layernorm": "token_norm",
+                "hidden_layernorm": "hidden_norm",
+                "input_proj": "fc",
+                "final_layernorm": "norm",
+            },
+        ),
+    }
+)
+_PREFIX = re.compile(r"^(model\.layers\.\d+\.|mtp\.(layers\.0\.)?|model\.mtp_layers\.0\.)")
+_SHARED = re.compile(r"^(embed_tokens|shared_head\.head)\.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MtpConfig(LayerShape):
+    """`hidden_first`: the matrix reads [hidden; embedding] (MiMo) instead of [embedding; hidden]. `norm_output`: the
+    normed output is fed back (Qwen, MiMo) instead of the raw one (DeepSeek).
+    """
+
+    hidden_first: bool = False
+    norm_output: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Changes:
+    """What may be chosen before training. `variant`: whose switches."""
+
+    variant: str = "deepseek"
+    mlp_width: int = 0
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    qkv_bias: bool = False
+    qk_norm: bool = False
+
+
+@final
+class MtpModule(RecurrentModule):
+    """Weights of a multi-token prediction layer."""
+
+    Config = MtpConfig
+    config: MtpConfig
+    loss_defaults = LossOptions(decay=0.6, num_depths=3)
+
+    def __init__(self, config: MtpConfig, target: TargetInfo, draft_ids: torch.Tensor | None) -> None:
+        super().__init__(config, target, draft_ids)
+        width, eps = config.width, config.norm_eps
+        self.token_norm = RMSNorm(width, eps)
+        self.hidden_norm = RMSNorm(width, eps)
+        self.fc = nn.Linear(2 * width, width, bias=False)
+        self.input_layernorm = RMSNorm(width, eps)
+        self.layer = DraftLayer(config, width)
+        self.norm = RMSNorm(width, eps)
+
+    @classmethod
+    def configure(cls, target: TargetInfo, changes: Mapping[str, str]) -> MtpConfig:
+        changed = read_options(_Changes, changes, "mtp")
+        if changed.variant not in VARIANTS:
+            raise OptionError(f"mtp: unknown variant {changed.variant!r}; known are {', '.join(VARIANTS)}")
+        variant = VARIANTS[changed.variant]
+        shape: dict[str, Any] = dataclasses.asdict(LayerShape.like(target.backend.spec))
+        for name in ("mlp_width", "num_heads", "num_kv_heads", "qkv_bias", "qk_norm"):
+            shape[name] = getattr(changed, name) or shape[name]
+        return MtpConfig(**shape, hidden_first=variant.hidden_first, norm_output=variant.norm_output)
+
+    def initialise(self, target: TargetInfo, generator: torch.Generator) -> None:
+        fill_normal(self, generator, 0.02)
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        return ("last_hidden",)
+
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+        return features
+
+    def enter(self, embedded: torch.Tensor, hidden: torch.Tensor) -> Entry:
+        both = [self.token_norm(embedded), self.hidden_norm(hidden)]
+        if self.config.hidden_first:
+            both.reverse()
+        joined = self.fc(torch.cat(both, dim=-1))
+        return Entry(joined, self.input_layernorm(joined))
+
+    def feedback(self, output: torch.Tensor) -> torch.Tensor:
+        return self.norm(output) if self.config.norm_output else output
+
+    def logits(self, output: torch.Tensor) -> torch.Tensor:
+        return self.target_head(self.norm(output))
+
+
+def from_published(tensors: Mapping[str, torch.Tensor], variant: str) -> dict[str, torch.Tensor]:
+    """One prediction layer's tensors, of a published checkpoint, under our names.
+
+    `tensors`: the layer's own, by full name; its copies of embedding and head are left out. Zero-centred norms
+    become plain ones. Raises `ModelFileError` for a tensor outside such a layer.
+    """
+    family = VARIANTS[variant]
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        rest = _PREFIX.sub("", name)
+        if rest == name:
+            raise ModelFileError(f"tensor {name!r} belongs to no multi-token prediction layer")
+        if _SHARED.match(rest):
+            continue
+        part, _, kind = rest.rpartition(".")
+        part = family.names.get(part, part)
+        if part.startswith(("self_attn.", "mlp.")) or part == "post_attention_layernorm":
+            part = f"layer.{part}"
+        is_norm = part.endswith("norm")
+        found[f"{part}.{kind}"] = tensor.float() + 1 if is_norm and family.zero_centred else tensor
+    return found
+
+
+@final
+class MtpDrafter(RecurrentDrafter):
+    """Drafts with a multi-token prediction layer."""
+
+    Module = MtpModule
+    method = "mtp"

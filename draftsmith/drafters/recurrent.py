@@ -1,0 +1,275 @@
+"""Drafting with a recurrent feature drafter: EAGLE and multi-token prediction share all of it but their weights.
+
+True row t of a sequence pairs the target's features of row t with token x_{t+1}, so after a commit of the first n
+rows the last of them predicts the token below the root. Features are kept as they come and turned into rows when a
+proposal is asked for: rejected drafts, spells without drafting, prompt chunks, cuts and forks are one case. The
+features of every live row are kept (`bytes_per_token` counts them), because a fork or a cut at length L pairs those
+of row L-1 with another token than before, and L may be anything. Invariants: rows of drafted tokens never outlive the
+proposal; without the features of every row before the root nothing is proposed.
+
+Shape letters: F features of a row, U draft vocabulary, V target vocabulary.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+
+from draftsmith.core.types import Proposal
+from draftsmith.core.view import SequenceView
+from draftsmith.drafters.base import Commit, Tap, TargetInfo
+from draftsmith.drafters.checkpoint import build_module, read_method
+from draftsmith.drafters.drafting import Draft, DrawnDraft, parse_levels
+from draftsmith.drafters.dynamic_tree import DynamicDraft
+from draftsmith.drafters.growth import verifies_trees
+from draftsmith.drafters.recurrent_module import RecurrentModule
+from draftsmith.drafters.rows import Level, RowRunner, TrueRows
+from draftsmith.drafters.rows_choice import make_runner
+from draftsmith.drafters.trainable import TrainableDrafter
+from draftsmith.errors import OptionError
+
+_ROWS_AT_ONCE = 512
+_DYNAMIC, _CHAIN = "dynamic", "chain"
+_DEPTH, _TOP_K = 6, 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentOptions:
+    """Options of recurrent drafters.
+
+    `path`: the trained drafter's directory. `max_draft`: most nodes of a proposal. `tree`: "chain", "dynamic"
+    (EAGLE-2's tree; rules that verify drawn chains alone get a chain), or children per level, as in "3x2x1".
+    `depth`, `top_k` of the dynamic tree: its longest path (6), and how many nodes of a level are expanded into how
+    many children each (8).
+    """
+
+    path: str = ""
+    max_draft: int = 8
+    tree: str = _CHAIN
+    depth: int | None = None
+    top_k: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise OptionError("a trained drafter needs its directory: write NAME:path=DIRECTORY")
+        for name in ("max_draft", "depth", "top_k"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise OptionError(f"{name} is {value}; it must be at least 1")
+        if self.tree != _DYNAMIC:
+            if self.depth is not None or self.top_k is not None:
+                raise OptionError(f"depth and top_k are for tree=dynamic, and tree is {self.tree}")
+            if self.tree != _CHAIN:
+                parse_levels(self.tree)
+
+    @property
+    def levels(self) -> tuple[int, ...] | None:
+        """Children per level, or None for a chain or a dynamic tree."""
+        return None if self.tree in (_CHAIN, _DYNAMIC) else parse_levels(self.tree)
+
+
+@dataclass(slots=True)
+class _Features:
+    """Features of a sequence's rows from the first one on, in the blocks they came in; forks share the blocks.
+
+    `has_gap`: some did not come, so nothing is known of where the others belong.
+    """
+
+    starts: list[int] = field(default_factory=list)
+    blocks: list[torch.Tensor] = field(default_factory=list)
+    length: int = 0
+    has_gap: bool = False
+
+    def append(self, block_RF: torch.Tensor) -> None:
+        self.starts.append(self.length)
+        self.blocks.append(block_RF)
+        self.length += len(block_RF)
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        """Features [stop - start, F]; `start` may be the end."""
+        first = bisect.bisect_right(self.starts, start) - 1
+        last = max(bisect.bisect_left(self.starts, stop), first + 1)
+        offset = self.starts[first]
+        return torch.cat(self.blocks[first:last])[start - offset : stop - offset]
+
+    def first(self, length: int) -> _Features:
+        """The first `length` rows, or all there are."""
+        count = bisect.bisect_left(self.starts, length)
+        twin = _Features(self.starts[:count], self.blocks[:count], min(length, self.length), self.has_gap)
+        if count:
+            twin.blocks[-1] = twin.blocks[-1][: twin.length - twin.starts[-1]]
+        return twin
+
+
+class RecurrentDrafter(TrainableDrafter):
+    """Keeps every sequence's features, and drafts chains and trees with a `RowRunner`."""
+
+    Options = RecurrentOptions
+    Module: ClassVar[type[RecurrentModule]]
+    method: ClassVar[str]
+    """The drafter's name in the table; its weights are stored under it."""
+    alike: ClassVar[frozenset[str]] = frozenset()
+    """Other drafters of the table that have the same weights."""
+
+    def __init__(
+        self, options: RecurrentOptions, module: RecurrentModule, runner: RowRunner, target: TargetInfo
+    ) -> None:
+        self._options = options
+        self._runner = runner
+        self._order: tuple[Tap, ...] = module.taps
+        self._dtype = module.dtype
+        self._draft_ids = None if len(module.draft_ids) == target.vocab_size else module.draft_ids
+        self._vocab_size = target.vocab_size
+        self._eos_ids = target.eos_ids
+        self._features: dict[int, _Features] = {}
+        self.needs = frozenset(self._order)
+        row_bytes = len(self._order) * target.backend.spec.width * self._dtype.itemsize
+        self.bytes_per_token = runner.bytes_per_token + row_bytes
+
+    @classmethod
+    def create(cls, options: Any, target: TargetInfo) -> Self:
+        """Load the weights. Raises `ModelFileError` for what is not this drafter's or not this target's."""
+        module = build_module(read_method(Path(options.path), cls.method, cls.alike), target)
+        assert isinstance(module, RecurrentModule)
+        module.for_drafting()
+        return cls(options, module, make_runner(module, target), target)
+
+    # -- proposing --------------------------------------------------------------------------------
+
+    def propose(
+        self,
+        views: Sequence[SequenceView],
+        budgets: Sequence[int],
+        keep_drafting: Callable[[float], bool],
+    ) -> list[Proposal]:
+        """Chains or trees below every root whose features are all there."""
+        proposals = [Proposal.empty(view.root) for view in views]
+        chains: list[int] = []
+        drafts: dict[int, Draft] = {}
+        for place, (view, budget) in enumerate(zip(views, budgets, strict=True)):
+            if not self._is_ready(view):
+                continue
+            if self._options.tree == _CHAIN and view.sampler.greedy and view.sampler.context_free:
+                chains.append(place)
+            else:
+                drafts[place] = self._draft(view, min(budget, self._options.max_draft))
+        if chains:
+            depths = [min(budgets[place], self._options.max_draft) for place in chains]
+            found = self._greedy_chains([views[place] for place in chains], depths, keep_drafting)
+            for place, proposal in zip(chains, found, strict=True):
+                proposals[place] = proposal
+        if drafts:
+            self._draw(list(drafts.values()), keep_drafting)
+            for place, draft in drafts.items():
+                proposals[place] = draft.proposal()
+        return proposals
+
+    def _is_ready(self, view: SequenceView) -> bool:
+        features = self._features.get(view.sequence_id)
+        return features is not None and not features.has_gap and features.length == len(view.tokens) - 1 > 0
+
+    def _draft(self, view: SequenceView, budget: int) -> Draft:
+        options = self._options
+        shared = (view, self._vocab_size, budget, self._eos_ids)
+        if options.tree == _DYNAMIC and verifies_trees(view.sampler):
+            depth, top_k = options.depth or _DEPTH, options.top_k or _TOP_K
+            return DynamicDraft(*shared, depth=depth, top_k=top_k, draft_ids=self._draft_ids)
+        return DrawnDraft(*shared, levels=options.levels, draft_ids=self._draft_ids)
+
+    def _greedy_chains(
+        self, views: Sequence[SequenceView], depths: Sequence[int], keep_drafting: Callable[[float], bool]
+    ) -> list[Proposal]:
+        """Chains of the likeliest tokens, in one call: a point mass may be cut after it was drafted."""
+        proposals = []
+        groups = [self._catch_up(view) for view in views]
+        for view, found in zip(views, self._runner.chain(groups, depths), strict=True):
+            draft = DrawnDraft(view, self._vocab_size, len(found.tokens), self._eos_ids)
+            draft.accept_chain(found.tokens, found.probs, keep_drafting)
+            proposals.append(draft.proposal())
+        return proposals
+
+    def _draw(self, drafts: Sequence[Draft], keep_drafting: Callable[[float], bool]) -> None:
+        """Level by level until every draft is done."""
+        rows_of: dict[int, dict[int, int]] = {id(draft): {0: -1} for draft in drafts}
+        begun = self._runner.begin([self._catch_up(draft.growth.view) for draft in drafts])
+        logits: Sequence[torch.Tensor] = begun.split(1)
+        while drafts:
+            for draft, logits_RU in zip(drafts, logits, strict=True):
+                draft.extend(logits_RU, keep_drafting)
+            drafts = [draft for draft in drafts if draft.level]
+            if drafts:
+                logits = self._runner.extend([_next_level(draft, rows_of[id(draft)]) for draft in drafts])
+
+    # -- keeping up -------------------------------------------------------------------------------
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """Keep the features of the rows that stay."""
+        for commit in commits:
+            rows = torch.cat([commit.taps[tap] for tap in self._order], dim=-1).to(self._dtype)
+            features = self._features.setdefault(commit.view.sequence_id, _Features())
+            if len(rows):
+                features.append(rows)
+            # After a step that emitted, all tokens but the root have rows.
+            if commit.verdict is not None and features.length != len(commit.view.tokens) - 1:
+                features.has_gap = True
+
+    def _catch_up(self, view: SequenceView) -> TrueRows:
+        """The true rows that the runner lacks, the last few of them; those before them are fed at once."""
+        sequence_id = view.sequence_id
+        features = self._features[sequence_id]
+        start = self._runner.num_rows(sequence_id)
+        while features.length - start > _ROWS_AT_ONCE:
+            stop = start + _ROWS_AT_ONCE
+            self._runner.append([self._true_rows(view, start, stop)])
+            start = stop
+        return self._true_rows(view, start, features.length)
+
+    def _true_rows(self, view: SequenceView, start: int, stop: int) -> TrueRows:
+        rows = self._features[view.sequence_id].rows(start, stop)
+        return TrueRows(view.sequence_id, view.tokens[start + 1 : stop + 1], rows)
+
+    def fork(self, source: int, copy: int, length: int) -> None:
+        """The copy has the features of the first `length` rows; its last row is made anew, of its own next token."""
+        self.forget(copy)
+        features = self._features.get(source)
+        if features is None or length < 1:
+            return
+        self._features[copy] = features.first(length)
+        shared = min(length - 1, self._runner.num_rows(source))
+        if shared > 0:
+            self._runner.fork(source, copy, shared)
+
+    def truncate(self, sequence_id: int, length: int) -> None:
+        """Keep the features of the first `length` rows; the last of these is made anew."""
+        features = self._features.get(sequence_id)
+        if features is None:
+            return
+        if length < 1:
+            self.forget(sequence_id)
+        else:
+            self._features[sequence_id] = features.first(length)
+            # Row length - 1 read the token after the cut.
+            self._runner.truncate(sequence_id, length - 1)
+
+    def forget(self, sequence_id: int) -> None:
+        """Drop features and rows of a sequence."""
+        self._features.pop(sequence_id, None)
+        self._runner.forget(sequence_id)
+
+
+def _next_level(draft: Draft, rows: dict[int, int]) -> Level:
+    """The nodes to score next; `rows` learns their row numbers."""
+    tokens, parents = draft.growth.tokens, draft.growth.parents
+    level = Level(
+        draft.growth.view.sequence_id,
+        [tokens[node] for node in draft.level],
+        [rows[parents[node]] for node in draft.level],
+    )
+    for node in draft.level:
+        rows[node] = len(rows) - 1
+    return level

@@ -1,0 +1,127 @@
+"""The weights of a recurrent feature drafter: what training unrolls and what a row runner computes, written once.
+
+Subclassed by EAGLE and multi-token prediction; `drafters.torch_rows` runs the same methods row by row. A true row t
+reads the target's features of row t and token x_{t+1}; its output predicts x_{t+2}, and fed back it takes the
+features' place in the row below. Invariant: training sees for every row what drafting sees: true rows before it, and
+of the unrolled rows its own ones alone (training-time test, EAGLE-3, 2503.01840).
+
+Shape letters: B texts, L rows, D width, F features of a row, U draft vocabulary, A anchors.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import ClassVar, NamedTuple
+
+import torch
+
+from draftsmith.drafters.base import Tap, TargetInfo
+from draftsmith.drafters.draft_layer import DraftLayer, Heads, LayerShape, mix_causal, rotations
+from draftsmith.drafters.trainable import DepthDraft, DraftModule, TrainingBatch, shift_left
+
+
+class Entry(NamedTuple):
+    """Rows as they enter the layer: the residual stream [.., D], and what its projections read [.., I]."""
+
+    residual: torch.Tensor
+    normed: torch.Tensor
+
+
+class RecurrentModule(DraftModule):
+    """One decoder layer that lives on its own outputs."""
+
+    layer: DraftLayer
+    drafts_with_target_head: ClassVar[bool] = True
+    """Whether drafting reads the target's head; training always does."""
+
+    def __init__(self, config: LayerShape, target: TargetInfo, draft_ids: torch.Tensor | None) -> None:
+        super().__init__(config, target, draft_ids)
+        self.config: LayerShape = config
+        self._embed = target.backend.embed
+
+    @property
+    @abstractmethod
+    def taps(self) -> tuple[Tap, ...]:
+        """The taps a true row reads, in the order in which they stand side by side."""
+
+    @abstractmethod
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+        """The hidden input [.., D] of true rows from their taps side by side [.., F]."""
+
+    @abstractmethod
+    def enter(self, embedded: torch.Tensor, hidden: torch.Tensor) -> Entry:
+        """Rows from embedded tokens and hidden inputs (features, or what was fed back)."""
+
+    @abstractmethod
+    def feedback(self, output: torch.Tensor) -> torch.Tensor:
+        """The hidden input [.., D] of the next row from a row's output."""
+
+    @abstractmethod
+    def logits(self, output: torch.Tensor) -> torch.Tensor:
+        """Draft logits [.., U] of rows' outputs."""
+
+    def for_drafting(self) -> None:
+        """Go without gradients, and without what only training reads."""
+        if not self.drafts_with_target_head:
+            self.target_head_UD = self.target_head_UD[:0].clone()
+        self.eval().requires_grad_(False)
+
+    def target_head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The target's own head over the draft ids: logits [.., U] of final hidden states [.., D]."""
+        logits = hidden @ self.target_head_UD.t()
+        return logits if self._logit_cap is None else self._logit_cap * torch.tanh(logits / self._logit_cap)
+
+    @property
+    def needs(self) -> frozenset[Tap]:
+        return frozenset(self.taps)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the module computes in."""
+        return self.layer.post_attention_layernorm.weight.dtype
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Embeddings [.., D] of tokens."""
+        return self._embed(tokens.flatten()).view(*tokens.shape, -1).to(self.layer.post_attention_layernorm.weight)
+
+    def heads(self, entry: Entry, turn: tuple[torch.Tensor, torch.Tensor]) -> Heads:
+        """Queries, keys and values of rows."""
+        return self.layer.self_attn.heads(entry.normed, *turn)
+
+    def finish(self, entry: Entry, mixed: torch.Tensor) -> torch.Tensor:
+        """The rows' output [.., D], not normed."""
+        return self.layer.finish(entry.residual, mixed)
+
+    def turn(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotations of rows at positions."""
+        cosines, sines = rotations(self.config, positions)
+        like = self.layer.post_attention_layernorm.weight
+        return cosines.to(like), sines.to(like)
+
+    def features(self, batch: TrainingBatch) -> torch.Tensor:
+        """What true rows read [B, L, F]."""
+        return torch.cat([batch.taps[tap] for tap in self.taps], dim=-1).to(self.layer.post_attention_layernorm.weight)
+
+    def unrolled(self, batch: TrainingBatch, features: torch.Tensor, num_depths: int) -> Iterator[torch.Tensor]:
+        """Outputs [B, L, D] of depth 0, 1, ...: the row of anchor t at depth k reads x_{t+1+k}."""
+        hidden = self.fuse(features)
+        embedded_BLD = self.embed(batch.tokens_BL)
+        places = torch.arange(batch.tokens_BL.shape[1])
+        steps: list[Heads] = []
+        for depth in range(num_depths):
+            entry = self.enter(shift_left(embedded_BLD, 1 + depth), hidden)
+            now = self.heads(entry, self.turn(places + depth))
+            output = self.finish(entry, mix_causal(now, steps))
+            steps.append(now)
+            hidden = self.feedback(output)
+            yield output
+
+    def depths(self, batch: TrainingBatch, num_depths: int) -> Iterator[DepthDraft]:
+        for depth, output in enumerate(self.unrolled(batch, self.features(batch), num_depths)):
+            yield self.draft_at(batch, depth, output)
+
+    def draft_at(self, batch: TrainingBatch, depth: int, output: torch.Tensor) -> DepthDraft:
+        """The draft logits of a depth's anchors."""
+        anchors = batch.anchors(depth)
+        return DepthDraft(anchors=anchors, logits_AU=self.logits(output.flatten(0, 1)[anchors]))
