@@ -29,7 +29,7 @@ def live_check(job: Job, trainer: Trainer, model: LoadedModel) -> dict[str, floa
     import torch
 
     from draftsmith.drafters.checkpoint import load_module
-    from draftsmith.training.features import TargetScorer, MaskedText, collate
+    from draftsmith.training.features import MaskedText, TargetScorer, collate
     from draftsmith.training.validation import answer_spans, judge_batch, replay_batch
 
     settings, depths = job.settings, trainer.options.num_depths

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from draftsmith.drafters.base import Tap
 from draftsmith.errors import DataError
 from draftsmith.training.corpus import ABOUT, Corpus
-from draftsmith.training.features import FeatureSource, TargetScorer, MaskedText, TextFeatures, narrow
+from draftsmith.training.features import FeatureSource, MaskedText, TargetScorer, TextFeatures, narrow
 
 FORMAT = 1
 KEY = "features.json"

@@ -181,9 +181,11 @@ class Trainer:
         began = time.perf_counter()
         source, batches = self._validation
         own = self._together.own(range(len(batches)))
+        self.module.eval()  # noise that a method learns with is no part of what it is judged by
         tally: Tally = judge_batches(
             self.module, (source.batch(batches[number]) for number in own), self.options.num_depths
         )
+        self.module.train()
         self._together.add_up(tally.sums)
         figures = tally.figures()
         self.progress.seconds += self._together.mean(time.perf_counter() - began)

@@ -10,10 +10,10 @@ from draftsmith.models.backend import RowGroup
 from draftsmith.training.corpus import Corpus
 from draftsmith.training.feature_cache import CachedFeatures
 from draftsmith.training.features import (
+    MaskedText,
     OnlineFeatures,
     RememberedFeatures,
     TargetScorer,
-    MaskedText,
     collate,
     split_rows,
 )

@@ -11,7 +11,7 @@ from draftsmith.core.types import Proposal, Tree
 from draftsmith.core.verify import verify
 from draftsmith.drafters.trainable import shift_left
 from draftsmith.errors import DataError
-from draftsmith.training.features import TargetScorer, MaskedText, collate
+from draftsmith.training.features import MaskedText, TargetScorer, collate
 from draftsmith.training.validation import NO_DRAFT, Tally, answer_spans, judge_batch, replay, replay_batch
 from tests.models.fakes import tiny_backend
 from tests.training.tiny import VOCAB, greedy, job_of
