@@ -80,7 +80,7 @@ class Eagle1Module(RecurrentModule):
         return Eagle1Config(**shape, fc_bias=changed.fc_bias, noise=changed.noise)
 
     def initialise(self, target: TargetInfo, generator: torch.Generator) -> None:
-        fill_normal(self, generator, 0.02)
+        fill_normal(self, generator)
 
     @property
     def taps(self) -> tuple[Tap, ...]:

@@ -103,7 +103,7 @@ class Eagle3Module(RecurrentModule):
         )
 
     def initialise(self, target: TargetInfo, generator: torch.Generator) -> None:
-        fill_normal(self, generator, 0.02)
+        fill_normal(self, generator)
         if self.lm_head.weight.shape == self.target_head_UD.shape:
             # The target's own rows: drafts begin with its geometry instead of having to find it.
             with torch.no_grad():

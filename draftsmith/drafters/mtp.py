@@ -125,7 +125,7 @@ class MtpModule(RecurrentModule):
         return MtpConfig(**shape, hidden_first=variant.hidden_first, norm_output=variant.norm_output)
 
     def initialise(self, target: TargetInfo, generator: torch.Generator) -> None:
-        fill_normal(self, generator, 0.02)
+        fill_normal(self, generator)
 
     @property
     def taps(self) -> tuple[Tap, ...]:

@@ -32,7 +32,7 @@ SELECTIONS = [
     "eagle1:path=toy/eagle1-few:tree=3x2x1:max_draft=9",
     "eagle2:path=toy/eagle1",
     "eagle3:path=toy/eagle3",
-    "eagle3:path=toy/eagle3.1:tree=dynamic:top_k=3:depth=4",
+    "eagle3:path=toy/eagle3.1:tree=dynamic:top_k=2:depth=4",
     "mtp:path=toy/mtp",
     "mtp:path=toy/mtp-mimo:tree=2x2",
     ECHO,

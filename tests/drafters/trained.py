@@ -68,6 +68,8 @@ def fit(module, batch, steps, lr=3e-3, options=None):
     return float(loss.detach())
 
 
+# EAGLE-3 reads the token through its attention alone, and the toy's own head has two numbers.
+_SIX_HEADS = {"num_heads": "6", "num_kv_heads": "6"}
 TOYS = {
     "medusa": ("medusa", {"num_layers": "2"}, None),
     "medusa-own": ("medusa", {"head": "own", "num_depths": "3"}, [0, 1, 2, 3, 5, 7, 8, 10, 11]),
@@ -78,8 +80,12 @@ TOYS = {
     "gloeckle": ("gloeckle", {}, None),
     "eagle1": ("eagle1", {"noise": "0.01", "fc_bias": "true"}, None),
     "eagle1-few": ("eagle1", {"noise": "0"}, [0, 1, 2, 3, 5, 7, 8, 10, 11]),
-    "eagle3": ("eagle3", {}, [0, 1, 2, 3, 5, 7, 8, 10, 11]),
-    "eagle3.1": ("eagle3", {"norm_output": "true", "tap_norm": "true", "norm_before_residual": "true"}, None),
+    "eagle3": ("eagle3", _SIX_HEADS, [0, 1, 2, 3, 5, 7, 8, 10, 11]),
+    "eagle3.1": (
+        "eagle3",
+        {**_SIX_HEADS, "norm_output": "true", "tap_norm": "true", "norm_before_residual": "true"},
+        None,
+    ),
     "mtp": ("mtp", {}, None),
     "mtp-mimo": ("mtp", {"variant": "mimo"}, [0, 1, 2, 4, 5, 6, 9, 11]),
     "gloeckle-own": ("gloeckle", {"head": "own", "num_depths": "2"}, [0, 1, 2, 3, 5, 6, 7, 8, 10, 11]),
@@ -104,7 +110,7 @@ def toy_directory(name):
     module = new_module(method, target, changes, ids)
     texts = loop.texts_of(target.backend, 24, 24, seed=5)
     batch = batch_of(target.backend, texts, [1] * len(texts), module.needs)
-    fit(module, batch, 60, lr=2e-2)
+    fit(module, batch, 120 if method == "eagle3" else 60, lr=2e-2)
     accuracies = rank_accuracies(module, [batch], 4, 4)
     path = Path(_toy_root().name) / name
     save_module(path, method, module, "toy", target, {KEY: accuracies})

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from draftsmith.engine.scheduler import Scheduler
+from draftsmith.engine.params import GenerationParams
 from tests.drafters.trained_fakes import info_of, random_checkpoint
 from tests.engine.fakes import EOS, tiny_engine, tiny_model
 
@@ -60,26 +60,18 @@ def test_prefixes_samples_and_batches_change_nothing(text, plain):
 
 
 @pytest.mark.parametrize("text", ["eagle3", "eagle2", "mtp"])
-def test_preempted_sequences_come_back_with_the_same_draws(text, plain, monkeypatch):
-    chosen = selection(text)
-    roomy = engine(drafter=chosen)
-    one = roomy._scheduler._bytes(roomy._make_sequences([1], _params(roomy))[0], 60)
-    tight = engine(drafter=chosen, memory_bytes=int(1.4 * one), max_batch=4, chunk_rows=40)
-    preempted = []
-    real = Scheduler._preempt
-    monkeypatch.setattr(Scheduler, "_preempt", lambda self, sequence: (preempted.append(1), real(self, sequence))[1])
-    for number in (0, 1):
-        params = SAMPLINGS[number]
-        found = tight.generate(PROMPTS, max_new_tokens=20, seed=3, n=2 if params else 1, **params)
-        for result, expected in zip(found, plain, strict=True):
-            assert ids(result) == ids(expected[number])
-    assert preempted
-
-
-def _params(engine):
-    from draftsmith.engine.params import GenerationParams
-
-    return GenerationParams.create(max_new_tokens=20)
+def test_preempted_sequences_come_back_with_the_same_draws(text):
+    """Short prompts fit side by side; their long answers do not."""
+    chosen, prompts = selection(text), [[7], [70, 71], [170]]
+    roomy = engine(drafter=chosen, prefix_cache=False)
+    sequence = roomy._make_sequences([1], GenerationParams.create())[0]
+    tight = engine(drafter=chosen, memory_bytes=int(1.5 * roomy._scheduler._bytes(sequence, 92)), prefix_cache=False)
+    for params in SAMPLINGS[:2]:
+        params = {**params, "max_new_tokens": 90, "seed": 3, "ignore_eos": True}
+        expected = roomy.generate(prompts, drafter="none", **params)
+        found = tight.generate(prompts, **params)
+        assert [ids(result) for result in found] == [ids(result) for result in expected]
+        assert sum(result.statistics.preemptions for result in found) > 0
 
 
 @pytest.mark.parametrize("rule", ["chain", "block", "recursive", "traversal", "match"])
