@@ -8,7 +8,7 @@ command goes on with the next.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from time import perf_counter
@@ -179,8 +179,11 @@ def _write(
     began, interrupted = perf_counter(), False
     if goal.is_reached(store):
         jobs = iter(())
+    outcomes = in_order(
+        jobs, answerer, at_once=options.batch, first=store.next_number, parked=store.parked, park=_held(store.park)
+    )
     try:
-        with TextBar(goal.progress(store)) as bar, closing(in_order(jobs, answerer, at_once=options.batch)) as outcomes:
+        with TextBar(goal.progress(store)) as bar, closing(outcomes):
             for outcome in outcomes:
                 with interrupts_held():
                     store.add(_sifted(outcome, sieve))
@@ -190,6 +193,14 @@ def _write(
     except KeyboardInterrupt:
         interrupted = True
     return _tell(options, store, answerer, perf_counter() - began, interrupted=interrupted)
+
+
+def _held(park: Callable[[int, Text | Dropped], None]) -> Callable[[int, Text | Dropped], None]:
+    def parked(number: int, outcome: Text | Dropped) -> None:
+        with interrupts_held():
+            park(number, outcome)
+
+    return parked
 
 
 def _sifted(outcome: Text | Dropped, sieve: Sieve | None) -> Text | Dropped:

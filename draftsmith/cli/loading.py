@@ -122,7 +122,7 @@ def load_for_texts(choice: RuntimeChoice, model: str, *, drafter: str, batch: in
             controller=choice.controller,
             max_batch=batch,
             chunk_rows=max(512, batch),
-            prefix_cache=False,
+            prefix_cache=True,
         )
         arm = OwnArm("texts", Engine(loaded, settings, load=load), max_concurrency=batch)
         return ArmAnswerer(arm, is_remote=False), turns

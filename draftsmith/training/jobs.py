@@ -8,7 +8,7 @@ same in every run.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -62,12 +62,24 @@ class Answerer(Protocol):
         """Drop what is being written."""
 
 
-def in_order(jobs: Iterable[Job], answerer: Answerer, *, at_once: int) -> Generator[Text | Dropped, None, None]:
-    """Outcomes of the jobs, in their order, `at_once` of them being written at any time."""
+def in_order(
+    jobs: Iterable[Job],
+    answerer: Answerer,
+    *,
+    at_once: int,
+    first: int = 0,
+    parked: Mapping[int, Text | Dropped] | None = None,
+    park: Callable[[int, Text | Dropped], None] = lambda number, outcome: None,
+) -> Generator[Text | Dropped, None, None]:
+    """Outcomes of the jobs, in their order, `at_once` of them being written at any time.
+
+    Jobs are numbered from `first`. `park` hears of each that ended before its turn, so that a run that is stopped
+    loses none of them: given as `parked`, they are not begun again.
+    """
     source = iter(jobs)
     running: dict[int, Job] = {}
-    done: dict[int, Text | Dropped] = {}
-    begun = handed_out = 0
+    done: dict[int, Text | Dropped] = dict(parked or {})
+    begun = handed_out = first
     is_exhausted = False
 
     def send(number: int, job: Job, reply: Reply | None) -> None:
@@ -75,6 +87,8 @@ def in_order(jobs: Iterable[Job], answerer: Answerer, *, at_once: int) -> Genera
             request = next(job) if reply is None else job.send(reply)
         except StopIteration as end:
             done[number] = end.value
+            if number != handed_out:
+                park(number, end.value)
         else:
             running[number] = job
             answerer.submit(number, request)
@@ -85,15 +99,17 @@ def in_order(jobs: Iterable[Job], answerer: Answerer, *, at_once: int) -> Genera
                 job = next(source, None)
                 is_exhausted = job is None
                 if job is not None:
-                    send(begun, job, None)
+                    if begun not in done:
+                        send(begun, job, None)
                     begun += 1
-            while handed_out in done:
-                yield done.pop(handed_out)
+            while handed_out in done and handed_out < begun:
+                outcome = done.pop(handed_out)
                 handed_out += 1
+                yield outcome
             if running:
                 for number, reply in answerer.wait():
                     send(number, running.pop(number), reply)
-            elif is_exhausted and not done:
+            elif is_exhausted and handed_out == begun:
                 return
     finally:
         answerer.cancel()

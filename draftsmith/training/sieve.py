@@ -29,6 +29,10 @@ _LOOP = 6
 """Pieces of an n-gram that counts as repeated; shorter ones come again in any list."""
 _MIN_LOOPED = 40
 """Texts of fewer pieces are not looked at for loops."""
+_IN_LOOP = 0.9
+"""Share of what is left of a text that is repeated where the text is in a loop."""
+_KEPT_OF_LOOP = 24
+"""Pieces of a loop that stay: a drafter has to learn to follow one too."""
 _SAME_ANSWER = 12
 """Equal answers of so many pieces are one too many; shorter ones ("Yes.") may come again."""
 
@@ -124,8 +128,27 @@ def pieces(text: str) -> list[str]:
 
 def repeated_share(words: Sequence[str]) -> float:
     """Share of a text covered by runs that stood in it before: near 1 for a loop, 0 for a short text."""
-    if len(words) < _MIN_LOOPED:
-        return 0.0
+    return sum(_repeated(words)) / len(words) if len(words) >= _MIN_LOOPED else 0.0
+
+
+def loop_start(text: str) -> int | None:
+    """Where a text has fallen into a loop that it never leaves, in characters; None where it has not.
+
+    Small models answering greedily often end so. What comes before is as good as any other text.
+    """
+    found = list(_PIECE.finditer(text))
+    repeated = _repeated([piece.group() for piece in found])
+    start, covered = None, 0
+    for place in range(len(found) - 1, -1, -1):
+        covered += repeated[place]
+        length = len(found) - place
+        if length >= _MIN_LOOPED and repeated[place] and covered >= _IN_LOOP * length:
+            start = place
+    return None if start is None else found[start + _KEPT_OF_LOOP].start()
+
+
+def _repeated(words: Sequence[str]) -> list[bool]:
+    """For each piece whether it is in a run of pieces that stood in the text before."""
     seen: set[tuple[str, ...]] = set()
     covered = [False] * len(words)
     for start in range(len(words) - _LOOP + 1):
@@ -133,7 +156,7 @@ def repeated_share(words: Sequence[str]) -> float:
         if gram in seen:
             covered[start : start + _LOOP] = [True] * _LOOP
         seen.add(gram)
-    return sum(covered) / len(words)
+    return covered
 
 
 def _digest(words: Sequence[str]) -> bytes:

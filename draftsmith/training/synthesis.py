@@ -17,6 +17,7 @@ from typing import TypeAlias, final
 from draftsmith.errors import OptionError, PromptError
 from draftsmith.training.jobs import Job, Message, Reply, Request
 from draftsmith.training.openers import FOLLOW_UP_REQUESTS, FOLLOW_UPS, KINDS, SYSTEMS, Kind
+from draftsmith.training.sieve import loop_start
 from draftsmith.training.subjects import SLOTS
 from draftsmith.training.texts import Dropped, Text
 from draftsmith.training.turns import Turns
@@ -166,7 +167,7 @@ class _Writing:
         is_said = self._random.random() >= _PASTED
         messages = [{"role": "user", "content": request}]
         reply = yield self._request(messages, self._options.max_new_tokens, self._temperature)
-        _check(reply)
+        reply = self._checked(reply)
         passage = reply.text.strip()
         if reply.finish_reason == "length":
             ends = [found.end() for found in _SENTENCE_END.finditer(passage)]
@@ -190,7 +191,7 @@ class _Writing:
             reply = yield self._request(
                 self._messages, options.max_prompt_tokens, options.prompt_temperature, ids=ids, top_p=_PROMPT_TOP_P
             )
-            _check(reply)
+            self._checked(reply)
             written, is_ended = self._turns.written(reply)
             content = (said + written).strip()
         if not content:
@@ -202,8 +203,7 @@ class _Writing:
     def _answer(self) -> _Answering:
         request = self._request(self._messages, self._options.max_new_tokens, self._temperature)
         self._seed = request.seed
-        reply = yield request
-        _check(reply)
+        reply = self._checked((yield request))
         if not reply.text.strip():
             raise _Unusable("empty answer")
         self._messages.append({"role": "assistant", "content": reply.text})
@@ -243,7 +243,12 @@ class _Writing:
             self._filled[name] = word
         return self._filled[name]
 
-
-def _check(reply: Reply) -> None:
-    if reply.error is not None:
-        raise _Unusable(f"refused: {reply.error}")
+    def _checked(self, reply: Reply) -> Reply:
+        """The reply without the loop it may end in: it then counts as cut."""
+        if reply.error is not None:
+            raise _Unusable(f"refused: {reply.error}")
+        place = loop_start(reply.text)
+        if place is None:
+            return reply
+        text = reply.text[:place].rstrip()
+        return Reply(text=text, finish_reason="length", num_tokens=self._turns.num_tokens(text))

@@ -19,10 +19,10 @@ from types import TracebackType
 from typing import IO, Any, Self, final
 
 from draftsmith.errors import DataError
-from draftsmith.training.texts import SHARDS, Dropped, Text, text_of
+from draftsmith.training.texts import SHARDS, Dropped, Text, text_from, text_of
 
 FORMAT = 1
-ABOUT, DROPPED, LOCK = "about.json", "dropped.ndjson", ".lock"
+ABOUT, DROPPED, PARKED, LOCK = "about.json", "dropped.ndjson", "parked.ndjson", ".lock"
 SHARD_TEXTS = 5000
 _PART = f"{ABOUT}.part"
 
@@ -31,6 +31,7 @@ _PART = f"{ABOUT}.part"
 class TextStore:
     """The texts so far. `next_number`: of the text that comes next; `dropped`: how many, by reason.
 
+    `parked`: outcomes of an earlier run that ended before their turn; `add` takes them like others when it comes.
     A context manager: outside of `with` nothing may be added.
     """
 
@@ -48,6 +49,7 @@ class TextStore:
         self._shard_texts = shard_texts
         self._shard: IO[bytes] | None = None
         self._drops: IO[bytes] | None = None
+        self._parking: IO[bytes] | None = None
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = (path / LOCK).open("wb")
@@ -57,6 +59,7 @@ class TextStore:
             self._claim()
             self._begin(made_by, settings)
             self.next_number = self._mend()
+            self.parked = _parked(path / PARKED, self.next_number)
         except BaseException as error:
             self._lock.close()
             if isinstance(error, OSError):
@@ -69,11 +72,11 @@ class TextStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for file in (self._shard, self._drops):
+        for file in (self._shard, self._drops, self._parking):
             if file is not None:
                 os.fsync(file.fileno())
                 file.close()
-        self._shard = self._drops = None
+        self._shard = self._drops = self._parking = None
         self._lock.close()
 
     def texts(self) -> Iterator[Text]:
@@ -97,6 +100,23 @@ class TextStore:
         except OSError as error:
             raise DataError(f"cannot write raw texts to {self.path}: {error.strerror or error}") from error
         self.next_number = number + 1
+
+    def park(self, number: int, outcome: Text | Dropped) -> None:
+        """Keep what ended before its turn, for a run that goes on from here."""
+        entry = (
+            {"dropped": [outcome.reason, outcome.text_id, outcome.sample]}
+            if isinstance(outcome, Dropped)
+            else {"text": outcome.as_json()}
+        )
+        try:
+            if self._parking is None:
+                # Begun anew, with what still waits: what has been added since is of no use here.
+                self._parking = (self.path / PARKED).open("wb")
+                for waiting, earlier in sorted(self.parked.items()):
+                    self.park(waiting, earlier)
+            self._write(self._parking, {"number": number, **entry})
+        except OSError as error:
+            raise DataError(f"cannot write raw texts to {self.path}: {error.strerror or error}") from error
 
     # -- inside -------------------------------------------------------------------------------------
 
@@ -211,6 +231,27 @@ class _Line:
     reason: str | None
     answer_tokens: int
     finish_reason: str
+
+
+def _parked(path: Path, next_number: int) -> dict[int, Text | Dropped]:
+    """What is parked, from a number on. Nothing in there is needed, so a line that is torn or strange is left out."""
+    found: dict[int, Text | Dropped] = {}
+    if not path.exists():
+        return found
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                entry = json.loads(line)
+                number, dropped = entry["number"], entry.get("dropped")
+                if dropped is None:
+                    outcome: Text | Dropped = text_from(entry["text"], str(path))
+                else:
+                    outcome = Dropped(reason=dropped[0], text_id=dropped[1], sample=dropped[2])
+            except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+                continue
+            if number >= next_number:
+                found[number] = outcome
+    return found
 
 
 def _lines(path: Path) -> Iterator[_Line]:

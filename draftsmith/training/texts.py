@@ -17,6 +17,7 @@ from draftsmith.errors import DataError
 from draftsmith.models.chat import ROLES
 
 SHARDS = "texts-*.jsonl"
+_OWN_KEYS = frozenset({"number", "id", "messages", "finish_reason", "temperature", "seed", "answer_tokens"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +101,17 @@ def _is_whole(line: bytes) -> bool:
 def text_of(line: bytes, where: str) -> Text:
     """The text of a line. Raises `DataError`."""
     try:
-        item = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        return text_from(json.loads(line), where)
+    except RecursionError as error:
         raise DataError(f"{where}: not JSON ({error})") from error
+    except DataError:
+        raise
+    except ValueError as error:
+        raise DataError(f"{where}: not JSON ({error})") from error
+
+
+def text_from(item: Any, where: str) -> Text:
+    """The text of a line's object. Raises `DataError`."""
     if not isinstance(item, dict):
         raise DataError(f"{where}: expected an object with 'messages'")
     messages = item.get("messages")
@@ -128,6 +137,7 @@ def text_of(line: bytes, where: str) -> Text:
         temperature=float(item.get("temperature", 0.0)),
         seed=item.get("seed", 0),
         answer_tokens=item.get("answer_tokens", 0),
+        details={key: value for key, value in item.items() if key not in _OWN_KEYS},
     )
 
 

@@ -37,6 +37,10 @@ class Turns:
         """The prompt for an answer to these messages. Raises `PromptError`."""
         return encode_rendered(self._tokenizer, self._chat.render(messages, add_generation_prompt=True))
 
+    def num_tokens(self, text: str) -> int:
+        """Tokens that a text takes."""
+        return len(self._tokenizer.encode(text, special=False))
+
     def user_ids(self, messages: Sequence[Message], opener: str) -> list[int]:
         """The conversation so far and a user's turn that begins with `opener`, for the target to write on."""
         before, _ = self._around([*messages, {"role": "user", "content": _SLOT}])

@@ -57,6 +57,27 @@ def test_closing_cancels_what_runs():
     assert scribe.cancelled
 
 
+def test_what_ended_before_its_turn_is_parked_and_not_written_again():
+    whole = list(in_order(jobs(30), Scribe(), at_once=1))
+    parked = {}
+    outcomes = in_order(jobs(30), Scribe(), at_once=6, park=parked.__setitem__)
+    begun = [next(outcomes) for _ in range(7)]
+    outcomes.close()
+    waiting = {number: outcome for number, outcome in parked.items() if number >= 7}
+    assert waiting
+    scribe = Scribe()
+    rest = list(in_order(jobs(30)[7:], scribe, at_once=6, first=7, parked=waiting))
+    assert begun + rest == whole
+    written = {request.messages[0]["content"].split("/")[0] for request in scribe.requests}
+    assert not written & set(map(str, waiting))
+
+
+def test_all_parked_and_nothing_left_to_write():
+    whole = dict(enumerate(in_order(jobs(5), Scribe(), at_once=1)))
+    assert list(in_order(jobs(5), Scribe(), at_once=2, parked=whole)) == list(whole.values())
+    assert list(in_order([], Scribe(), at_once=2, parked=whole)) == []
+
+
 def test_no_jobs_no_outcomes():
     assert list(in_order([], Scribe(), at_once=3)) == []
 

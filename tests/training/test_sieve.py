@@ -5,7 +5,7 @@ import random
 import pytest
 
 from draftsmith.errors import OptionError
-from draftsmith.training.sieve import Sieve, SieveOptions, pieces, repeated_share
+from draftsmith.training.sieve import Sieve, SieveOptions, loop_start, pieces, repeated_share
 from draftsmith.training.texts import Text
 from tests.training.fakes import WORDS
 
@@ -80,6 +80,21 @@ def test_repeated_share():
     assert repeated_share(pieces(babble(1, 30))) == 0
     assert repeated_share(["a"] * 100) > 0.9
     assert repeated_share(pieces(babble(2, 200) + " . " + babble(2, 200))) == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_loop_is_found_where_it_begins():
+    before = babble(5, 80)
+    loop = "and round and round it goes, "
+    place = loop_start(before + " " + loop * 30)
+    assert place is not None
+    assert len(before) < place < len(before) + 8 * len(loop)
+    assert before in (before + " " + loop * 30)[:place]
+
+
+def test_texts_that_leave_their_loop_or_have_none_are_whole():
+    loop = "and round and round it goes, "
+    for text_ in ("", "Yes.", loop, babble(6, 300), babble(6, 50) + loop * 10 + babble(7, 80)):
+        assert loop_start(text_) is None
 
 
 def test_options_are_checked():

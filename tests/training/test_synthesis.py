@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -100,6 +101,21 @@ def test_a_cut_answer_ends_the_text_and_is_flagged(turns):
     cut = [text for text in texts if not isinstance(text, Dropped) and text.finish_reason == "length"]
     assert cut
     assert any(len(text.said_by("assistant")) == 1 for text in cut)
+
+
+def test_an_answer_that_ends_in_a_loop_is_cut_there(turns):
+    """Greedy answers of small models do; what comes before the loop is worth keeping."""
+
+    class Looping(Scribe):
+        def reply(self, request):
+            reply = super().reply(request)
+            return reply if request.ids else replace(reply, text=reply.text + " round and round it goes" * 60)
+
+    for text in write(turns, 20, kinds=("question",), second_turns=1.0, scribe=Looping()):
+        (answer,) = text.said_by("assistant")
+        assert text.finish_reason == "length"
+        assert answer.count("round it goes") < 15
+        assert text.answer_tokens == turns.num_tokens(answer)
 
 
 def test_endless_and_refused_prompts_are_dropped(turns):

@@ -82,6 +82,23 @@ def test_a_reader_leaves_a_torn_last_line_out(tmp_path):
     assert len(list(read_texts(path))) == 3
 
 
+def test_what_is_parked_waits_for_its_turn(tmp_path):
+    with TextStore(tmp_path, "synth", SETTINGS) as store:
+        store.add(outcome(0))
+        for number in (5, 2, 3):
+            store.park(number, outcome(number))
+        store.add(outcome(1))
+        store.add(outcome(2))
+    with TextStore(tmp_path, "synth", SETTINGS) as store:
+        assert store.parked == {number: outcome(number) for number in (3, 5)}
+        store.park(7, outcome(7))
+    path = tmp_path / "parked.ndjson"
+    assert path.read_bytes().count(b"\n") == 3
+    path.write_bytes(path.read_bytes()[:-4] + b"\n[]\n")
+    with TextStore(tmp_path, "synth", SETTINGS) as store:
+        assert store.parked == {number: outcome(number) for number in (3, 5)}
+
+
 @pytest.mark.parametrize("change", [{"seed": 2}, {"kinds": ("a",)}, {"more": 1}])
 def test_other_settings_are_refused_by_name(tmp_path, change):
     fill(tmp_path, 3)
