@@ -7,9 +7,11 @@ Invariant: what is wrong with options, data or places is told in one line before
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
 import logging
+import platform
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from draftsmith.training.run import Job
     from draftsmith.training.trainer import Trainer
 
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 _NOT_SETTINGS = frozenset({"recipe", "set", "plan", "force", "json"})
 
 
@@ -40,6 +43,7 @@ def run(options: TrainOptions) -> int:
 
     module_class(settings.method)
     check_output(settings, force=options.force)
+    keep_freed_memory()
     with processes() as together:
         model, target = load_target(settings)
         job = prepare(settings, target, together)
@@ -129,6 +133,14 @@ def load_target(settings: TrainingSettings) -> tuple[LoadedModel, TargetInfo]:
         backend=model.backend,
     )
     return model, target
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep memory that was freed: each step's large tensors would be mapped and cleared anew."""
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_MAX, 0)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def _print_plan(job: Job, *, as_json: bool) -> int:

@@ -160,7 +160,7 @@ def _rows_of_kl(logits: torch.Tensor, log_p: torch.Tensor, needed: bool) -> _Row
 
 
 def _hits(log_q: torch.Tensor, log_p: torch.Tensor) -> torch.Tensor:
-    """Whether the likeliest token of one law is that of the other, 1 or 0; found by value, for finding places is slow."""
+    """Whether the likeliest token of one law is the other's, 1 or 0; by value, for finding places is slow."""
     of_best = log_q.masked_fill(log_p != log_p.amax(dim=-1, keepdim=True), -torch.inf).amax(dim=-1)
     return (of_best == log_q.amax(dim=-1)).to(log_p.dtype)
 

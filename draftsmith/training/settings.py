@@ -31,8 +31,8 @@ class TrainingSettings:
     `method`: a drafter of the table; `configure`: changes to its architecture. `draft_vocab`: size of the draft
     vocabulary, None for the target's whole one. `loss`, `decay`, `depths`: None takes the method's own.
     `passes` over the data or `steps` of the optimiser, whichever ends first; `max_seconds` ends both. `batch_tokens`:
-    padded tokens of one forward; `accumulate`: forwards of one step, over all processes together. `max_len`: longer texts
-    are left out. `warmup`: share of the run in which the rate rises to `lr`; it then falls along a cosine to
+    padded tokens of one forward; `accumulate`: forwards of one step, over all processes together. `max_len`: longer
+    texts are left out. `warmup`: share of the run in which the rate rises to `lr`; it then falls along a cosine to
     `floor * lr`.
     `clip`: largest norm of the gradient. `compute`: what matrix products round to; weights stay float32.
     `cache`: directory of the target's features, None scores the texts anew in every pass. `save_every`: seconds

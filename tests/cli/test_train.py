@@ -49,7 +49,8 @@ def words(tiny, texts, tmp_path):
     """A complete command; more words may follow."""
     return [
         "train", "--method", METHOD, "--model", tiny, "--data", texts, "--output", tmp_path / "out",
-        "--set", "taps=0-1-2", "--steps", "6", "--depths", "2", "--batch-tokens", "200", "--threads", "1", "--backend", "reference",
+        "--set", "taps=0-1-2", "--steps", "6", "--depths", "2", "--batch-tokens", "200", "--threads", "1",
+        "--backend", "reference",
     ]  # fmt: skip
 
 
@@ -228,3 +229,13 @@ def test_recipes_that_are_wrong(complaint, tmp_path, text, part):
 
 def test_a_recipe_that_is_not_there(complaint, tmp_path):
     assert "cannot be read" in complaint("train", tmp_path / "none.yaml")
+
+
+def test_the_engine_gains_what_validation_says(words, tmp_path, capsys):
+    """The replayed figure and the engine's are of the same answers, so they differ by nothing but arithmetic."""
+    more = ["--method", "eagle3", "--set", "taps=0-1-2", "--steps", "60", "--lr", "1e-2", "--live-texts", "4", "--json"]
+    assert run(*words, *more) == 0
+    told = json.loads(capsys.readouterr().out)
+    live = told["live"]
+    assert live["engine"] > 1.5
+    assert abs(live["difference"]) < 0.05

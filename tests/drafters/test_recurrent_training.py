@@ -32,7 +32,7 @@ def test_attention_of_unrolled_steps_is_the_literal_one():
     drafting = torch.tensor([[False, True, True, False, True], [False, False, False, True, True]])
     rows = DraftingRows.of(drafting)
     for step, now in enumerate(steps):
-        batch, length, num_heads, size = now.queries.shape
+        batch, _, num_heads, size = now.queries.shape
         own = [(later.keys[drafting], later.values[drafting]) for later in steps[1 : step + 1]]
         mixed = mix_unrolled(now.queries[drafting], steps[0].keys, steps[0].values, own, rows)
         found = torch.zeros_like(now.queries)
