@@ -29,6 +29,7 @@ from draftsmith.cli.options import (
     ReportOptions,
     RescoreOptions,
 )
+from draftsmith.cli.train_options import TrainOptions
 from draftsmith.errors import DraftsmithError
 
 USER_ERROR = 2
@@ -148,6 +149,14 @@ add_command(
     "draftsmith.cli.data_prepare:run",
     text="Turn texts into token ids and masks, ready to train on.",
     example="draftsmith data prepare -i data/raw -o data/ready",
+)
+add_command(
+    app,
+    "train",
+    TrainOptions,
+    "draftsmith.cli.train:run",
+    text="Train a drafter for a model.",
+    example="draftsmith train --method eagle3 --model smollm2 --data d -o e",
 )
 add_command(
     app,

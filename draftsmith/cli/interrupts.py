@@ -46,23 +46,23 @@ class Stop:
 
 
 @contextmanager
-def stop_on_interrupt() -> Iterator[Stop]:
-    """Inside, the first Ctrl-C only sets the flag; a second one interrupts."""
-    with _flagged(insist=True) as stop:
+def stop_on_interrupt(*more: signal.Signals) -> Iterator[Stop]:
+    """Inside, the first Ctrl-C, or the first of the signals `more`, only sets the flag; a second one interrupts."""
+    with _flagged(signal.SIGINT, *more, insist=True) as stop:
         yield stop
 
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
     """Inside, Ctrl-C waits; it is raised at the end."""
-    with _flagged(insist=False) as stop:
+    with _flagged(signal.SIGINT, insist=False) as stop:
         yield
     if stop.asked:
         raise KeyboardInterrupt
 
 
 @contextmanager
-def _flagged(*, insist: bool) -> Iterator[Stop]:
+def _flagged(*signals: signal.Signals, insist: bool) -> Iterator[Stop]:
     stop = Stop()
 
     def on_interrupt(signal_number: int, frame: FrameType | None) -> None:
@@ -70,8 +70,9 @@ def _flagged(*, insist: bool) -> Iterator[Stop]:
             raise KeyboardInterrupt
         stop.asked = True
 
-    before = signal.signal(signal.SIGINT, on_interrupt)
+    before = [(number, signal.signal(number, on_interrupt)) for number in signals]
     try:
         yield stop
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before:
+            signal.signal(number, handler)

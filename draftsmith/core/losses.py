@@ -13,7 +13,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -125,6 +125,106 @@ class DepthLoss:
     rows: torch.Tensor
 
 
+_CHUNK = 32
+"""Rows worked on at a time: with a vocabulary of some thousands they stay in a core's cache."""
+
+
+class _Rows(NamedTuple):
+    """What some rows give: loss, hit, overlap [N], and the gradient of their losses [N, V] or None."""
+
+    losses: torch.Tensor
+    hits: torch.Tensor
+    shared: torch.Tensor
+    gradient: torch.Tensor | None
+
+
+def _rows_of(logits: torch.Tensor, log_p: torch.Tensor, loss: LossFunction, needed: bool) -> _Rows:
+    if loss is kl and logits.numel() and bool(torch.isfinite(logits.amin())):
+        return _rows_of_kl(logits, log_p, needed)
+    with torch.enable_grad():
+        logits = logits.detach().requires_grad_(needed)
+        log_q = log_probabilities(logits)
+        losses = loss(log_q, log_p)
+        gradient = torch.autograd.grad(losses.sum(), logits)[0] if needed else None
+    log_q = log_q.detach()
+    return _Rows(losses.detach(), _hits(log_q, log_p), overlap(log_q, log_p), gradient)
+
+
+def _rows_of_kl(logits: torch.Tensor, log_p: torch.Tensor, needed: bool) -> _Rows:
+    """`kl` where no logit is minus infinity: its gradient is q - p, in half the passes over memory."""
+    log_q, p = torch.log_softmax(logits, dim=-1), log_p.exp()
+    q = log_q.exp()
+    losses = torch.linalg.vecdot(p, log_p - log_q)
+    shared = torch.minimum(p, q).sum(dim=-1)
+    return _Rows(losses, _hits(log_q, log_p), shared, q.sub_(p) if needed else None)
+
+
+def _hits(log_q: torch.Tensor, log_p: torch.Tensor) -> torch.Tensor:
+    """Whether the likeliest token of one law is the other's, 1 or 0; by value, for finding places is slow."""
+    of_best = log_q.masked_fill(log_p != log_p.amax(dim=-1, keepdim=True), -torch.inf).amax(dim=-1)
+    return (of_best == log_q.amax(dim=-1)).to(log_p.dtype)
+
+
+class _RowLosses(torch.autograd.Function):
+    """Loss, hit and overlap of each row, a few rows at a time; the gradient is made on the way.
+
+    Equal to applying the loss to all rows at once, without float32 copies of [N, V] in memory: what is kept
+    for the backward pass is one gradient in the type of the logits.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, draft_logits_NV: torch.Tensor, log_p_RV: torch.Tensor, law_of_N: torch.Tensor, loss: LossFunction
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """`law_of_N`: the row of `log_p_RV` that judges each row, -1 for rows that do not count."""
+        wide = torch.float64 if torch.float64 in (draft_logits_NV.dtype, log_p_RV.dtype) else torch.float32
+        needed = ctx.needs_input_grad[0]
+        losses_N = torch.zeros(len(draft_logits_NV), dtype=wide, device=draft_logits_NV.device)
+        hits_N, shared_N = torch.zeros_like(losses_N), torch.zeros_like(losses_N)
+        gradient_NV = torch.empty_like(draft_logits_NV) if needed else None
+        if gradient_NV is not None:
+            gradient_NV[law_of_N < 0] = 0
+        with torch.autocast(draft_logits_NV.device.type, enabled=False):
+            for rows in (law_of_N >= 0).nonzero().squeeze(-1).split(_CHUNK):
+                log_p = log_p_RV.index_select(0, law_of_N[rows]).to(wide)
+                logits = draft_logits_NV.index_select(0, rows).to(wide)
+                found = _rows_of(logits, log_p, loss, needed)
+                losses_N[rows], hits_N[rows], shared_N[rows] = found.losses, found.hits, found.shared
+                if gradient_NV is not None and found.gradient is not None:
+                    gradient_NV[rows] = found.gradient.to(gradient_NV.dtype)
+        ctx.save_for_backward(gradient_NV)
+        ctx.mark_non_differentiable(hits_N, shared_N)
+        return losses_N, hits_N, shared_N
+
+    @staticmethod
+    def backward(ctx: Any, *from_above: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None]:
+        (gradient_NV,) = ctx.saved_tensors
+        return gradient_NV * from_above[0].unsqueeze(-1).to(gradient_NV.dtype), None, None, None
+
+
+def judged_loss(
+    draft_logits_NV: torch.Tensor,
+    log_p_RV: torch.Tensor,
+    law_of_N: torch.Tensor,
+    loss: LossFunction = kl,
+    row_weights_N: torch.Tensor | None = None,
+) -> DepthLoss:
+    """The loss of one depth against laws that several depths share.
+
+    `log_p_RV`: target log-probabilities (see `log_probabilities`); `law_of_N`: int64, which of them judges each draft
+    row, -1 for a row that does not count. `row_weights_N`: factor of each row (see `path_weights`); the mean is
+    over rows, not over weights.
+    """
+    losses_N, hits_N, shared_N = _RowLosses.apply(draft_logits_NV, log_p_RV.detach(), law_of_N, loss)
+    if row_weights_N is not None:
+        losses_N = losses_N * torch.where(law_of_N >= 0, row_weights_N, 0).to(losses_N.dtype)
+    rows = (law_of_N >= 0).sum()
+    divisor = rows.clamp_min(1)
+    return DepthLoss(
+        loss=losses_N.sum() / divisor, accuracy=hits_N.sum() / divisor, overlap=shared_N.sum() / divisor, rows=rows
+    )
+
+
 def depth_loss(
     draft_logits: torch.Tensor,
     target_logits: torch.Tensor,
@@ -137,18 +237,12 @@ def depth_loss(
     `draft_logits`, `target_logits`: [..., V] over the same vocabulary. `mask` [...], bool: rows that count.
     `row_weights` [...]: factor of each row (see `path_weights`); the mean is over rows, not over weights.
     """
+    counted = mask.flatten()
     # Gathering before any arithmetic: 0 * NaN of a padded row would poison the gradient.
-    log_q_NV = log_probabilities(draft_logits[mask])
-    log_p_NV = log_probabilities(target_logits.detach()[mask])
-    losses_N = loss(log_q_NV, log_p_NV)
-    if row_weights is not None:
-        losses_N = losses_N * row_weights[mask].to(losses_N.dtype)
-    rows = mask.sum()
-    divisor = rows.clamp_min(1)
-    with torch.no_grad():
-        hits = (log_q_NV.argmax(dim=-1) == log_p_NV.argmax(dim=-1)).sum() / divisor
-        shared = overlap(log_q_NV, log_p_NV).sum() / divisor
-    return DepthLoss(loss=losses_N.sum() / divisor, accuracy=hits, overlap=shared, rows=rows)
+    log_p_RV = log_probabilities(target_logits.detach().flatten(0, -2)[counted])
+    law_of_N = torch.where(counted, counted.cumsum(0) - 1, -1)
+    weights_N = None if row_weights is None else row_weights.flatten()
+    return judged_loss(draft_logits.flatten(0, -2), log_p_RV, law_of_N, loss, weights_N)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import tempfile
+import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,12 +52,19 @@ def module_class(method: str) -> type[DraftModule]:
 
 
 def save_module(
-    path: Path, method: str, module: DraftModule, target_name: str, target: TargetInfo, about: Mapping[str, Any]
+    path: Path,
+    method: str,
+    module: DraftModule,
+    target_name: str,
+    target: TargetInfo,
+    about: Mapping[str, Any],
+    *,
+    texts: Mapping[str, str] = types.MappingProxyType({}),
 ) -> None:
     """Write a module as it is, its weights in the type they have. An older directory of that name is replaced.
 
-    `about`: plain values about its training, kept for people. Raises `OSError` as the system does, with nothing
-    half-written left behind.
+    `about`: plain values about its training, kept for people; `texts`: files beside it, by name. Raises
+    `OSError` as the system does, with nothing half-written left behind.
     """
     spec = target.backend.spec
     described = {
@@ -77,6 +85,8 @@ def save_module(
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
         save_file(tensors, staging / WEIGHTS)
         (staging / CONFIG).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+        for name, text in texts.items():
+            (staging / name).write_text(text, encoding="utf-8")
         staging.chmod(0o755)
         for name in (WEIGHTS, CONFIG):
             with (staging / name).open("rb") as file:

@@ -9,7 +9,7 @@ Shape letters: B texts, L rows, I input width, D width, H query heads, J key hea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -75,7 +75,31 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
+        normed: torch.Tensor = _RMSNorm.apply(x.to(self.weight.dtype), self.weight, self.eps)
+        return normed
+
+
+class _RMSNorm(torch.autograd.Function):
+    """`F.rms_norm` is a chain of eight operations on the CPU and twice as many backwards; this is half of them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        inverse = torch.rsqrt(length.square() / x.shape[-1] + eps)
+        normed = x * inverse
+        ctx.save_for_backward(normed, weight, inverse)
+        return normed * weight
+
+    @staticmethod
+    def backward(ctx: Any, *from_above: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        normed, weight, inverse = ctx.saved_tensors
+        above = from_above[0]
+        to_weight = (above * normed).flatten(0, -2).sum(dim=0) if ctx.needs_input_grad[1] else None
+        if not ctx.needs_input_grad[0]:
+            return None, to_weight, None
+        above = above * weight
+        along = (above * normed).sum(dim=-1, keepdim=True) / normed.shape[-1]
+        return torch.addcmul(above, normed, along, value=-1).mul_(inverse), to_weight, None
 
 
 class Attention(nn.Module):
@@ -93,14 +117,21 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(shape.head_dim, shape.norm_eps) if shape.qk_norm else None
 
     def heads(self, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> Heads:
-        """Queries, keys and values of rows [B, L, I] at rotations [L, K/2] (or [B, L, K/2])."""
-        size = self.shape.head_dim
-        queries = self.q_proj(x).unflatten(-1, (-1, size))
-        keys = self.k_proj(x).unflatten(-1, (-1, size))
-        values = self.v_proj(x).unflatten(-1, (-1, size))
-        if self.q_norm is not None and self.k_norm is not None:
-            queries, keys = self.q_norm(queries), self.k_norm(keys)
-        return Heads(rotate(queries, cosines, sines), rotate(keys, cosines, sines), values)
+        """Queries, keys and values of rows [.., L, I] at rotations [L, K/2] (or [.., L, K/2])."""
+        return Heads(self.queries(x, cosines, sines), *self.keys_and_values(x, cosines, sines))
+
+    def queries(self, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+        """The rows' queries alone [.., L, H, K]."""
+        queries = self.q_proj(x).unflatten(-1, (-1, self.shape.head_dim))
+        return rotate(queries if self.q_norm is None else self.q_norm(queries), cosines, sines)
+
+    def keys_and_values(
+        self, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows' keys and values alone [.., L, J, K]."""
+        keys = self.k_proj(x).unflatten(-1, (-1, self.shape.head_dim))
+        values = self.v_proj(x).unflatten(-1, (-1, self.shape.head_dim))
+        return rotate(keys if self.k_norm is None else self.k_norm(keys), cosines, sines), values
 
 
 class FeedForward(nn.Module):
@@ -150,32 +181,13 @@ def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch
     return torch.cat((left * cosines - right * sines, right * cosines + left * sines), dim=-1)
 
 
-def mix_causal(now: Heads, earlier: list[Heads]) -> torch.Tensor:
-    """Attention of one unrolled step in training [B, L, H, K] (training-time test, EAGLE-3).
-
-    `earlier[0]` are the rows of step 0, seen causally (`now` itself in step 0, with `earlier` empty); of the steps
-    between and of `now` each row sees its own alone. One softmax over all of them.
-    """
-    group = now.queries.shape[2] // now.keys.shape[2]
-    base = earlier[0] if earlier else now
-    queries = now.queries.transpose(1, 2)  # [B, H, L, K]
-    if not earlier:
-        return F.scaled_dot_product_attention(
-            queries, spread(base.keys, group), spread(base.values, group), is_causal=True
-        ).transpose(1, 2)
-    scale = queries.shape[-1] ** -0.5
-    length = queries.shape[2]
-    scores = torch.matmul(queries * scale, spread(base.keys, group).transpose(-1, -2))
-    hidden = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
-    scores = scores.masked_fill(hidden, float("-inf"))
-    own = [*earlier[1:], now]
-    own_scores = torch.stack([(queries * scale * spread(step.keys, group)).sum(-1) for step in own], dim=-1)
-    both = torch.cat((scores, own_scores), dim=-1)
-    weights = torch.softmax(both, dim=-1, dtype=torch.promote_types(both.dtype, torch.float32)).to(scores.dtype)
-    mixed = torch.matmul(weights[..., :length], spread(base.values, group))
-    for place, step in enumerate(own):
-        mixed = mixed + weights[..., length + place, None] * spread(step.values, group)
-    return mixed.transpose(1, 2)
+def mix_causal(heads: Heads) -> torch.Tensor:
+    """Causal attention of whole texts [B, L, H, K]."""
+    group = heads.queries.shape[2] // heads.keys.shape[2]
+    queries = heads.queries.transpose(1, 2)  # [B, H, L, K]
+    return F.scaled_dot_product_attention(
+        queries, spread(heads.keys, group), spread(heads.values, group), is_causal=True
+    ).transpose(1, 2)
 
 
 def spread(heads: torch.Tensor, group: int) -> torch.Tensor:

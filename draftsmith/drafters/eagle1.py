@@ -107,10 +107,10 @@ class Eagle1Module(RecurrentModule):
         """
         features_BLD = self.features(batch)
         read = features_BLD + self.config.noise * _noise(batch, features_BLD) if self.training else features_BLD
-        depths = []
+        depths, laws = [], self.target_laws(batch)
         for depth, output in enumerate(self.unrolled(batch, read, options.num_depths)):
             draft = self.draft_at(batch, depth, output)
-            law = self.depth_loss(batch, depth, draft, options)
+            law = self.depth_loss(batch, depth, draft, options, laws)
             guessed_AD = output.flatten(0, 1)[draft.anchors]
             true_AD = features_BLD.flatten(0, 1)[draft.anchors + 1 + depth]
             # A batch without anchors teaches nothing: a mean over no rows would be NaN.

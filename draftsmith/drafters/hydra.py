@@ -173,11 +173,11 @@ class HydraModule(HeadModule):
     def loss(self, batch: TrainingBatch, options: LossOptions) -> LossReport:
         """Each depth's loss, and `feature_weight` times the distance of its hidden state from the target's."""
         targets_RD = batch.taps["last_hidden"].flatten(0, 1).to(self.target_head_UD.dtype)
-        found = []
+        found, laws = [], self.target_laws(batch)
         for depth, (anchors_A, state_AW) in enumerate(self.states(batch, options.num_depths)):
             hidden_AD = self.heads[depth](state_AW)
             draft = DepthDraft(anchors=anchors_A, logits_AU=self._logits_of(depth, hidden_AD))
-            one = self.depth_loss(batch, depth, draft, options)
+            one = self.depth_loss(batch, depth, draft, options, laws)
             if self.config.feature_weight and len(anchors_A):
                 distance = F.smooth_l1_loss(hidden_AD, targets_RD[anchors_A + 1 + depth])
                 one = dataclasses.replace(one, loss=one.loss + self.config.feature_weight * distance)

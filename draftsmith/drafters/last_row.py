@@ -50,7 +50,7 @@ class LastRowLayer(nn.Module):
         """Outputs [B, L, D] of whole texts, every row seeing itself and those before it."""
         turn = self.turn(torch.arange(hidden_BLD.shape[1], device=hidden_BLD.device), hidden_BLD)
         heads = self.layer.self_attn.heads(self.input_layernorm(hidden_BLD), *turn)
-        return self.layer.finish(hidden_BLD, mix_causal(heads, []))
+        return self.layer.finish(hidden_BLD, mix_causal(heads))
 
     def entries(self, hidden_RD: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
         """Rotated keys and values [R, E] of rows at these positions."""

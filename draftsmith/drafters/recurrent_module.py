@@ -17,8 +17,9 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from draftsmith.drafters.base import Tap, TargetInfo
-from draftsmith.drafters.draft_layer import DraftLayer, Heads, LayerShape, mix_causal, rotations
+from draftsmith.drafters.draft_layer import DraftLayer, Heads, LayerShape, rotations
 from draftsmith.drafters.trainable import DepthDraft, DraftModule, TrainingBatch, shift_left
+from draftsmith.drafters.unrolled_attention import DraftingRows, mix_unrolled
 
 
 class Entry(NamedTuple):
@@ -104,18 +105,33 @@ class RecurrentModule(DraftModule):
         return torch.cat([batch.taps[tap] for tap in self.taps], dim=-1).to(self.layer.post_attention_layernorm.weight)
 
     def unrolled(self, batch: TrainingBatch, features: torch.Tensor, num_depths: int) -> Iterator[torch.Tensor]:
-        """Outputs [B, L, D] of depth 0, 1, ...: the row of anchor t at depth k reads x_{t+1+k}."""
-        hidden = self.fuse(features)
+        """Outputs [B, L, D] of depth 0, 1, ...: the row of anchor t at depth k reads x_{t+1+k}.
+
+        Only rows that are an anchor at some depth are unrolled, the others' outputs are 0.
+        """
+        drafting_BL = torch.stack([shift_left(batch.answer_BL, 2 + depth) for depth in range(num_depths)]).any(dim=0)
+        rows = DraftingRows.of(drafting_BL)
         embedded_BLD = self.embed(batch.tokens_BL)
-        places = torch.arange(batch.tokens_BL.shape[1])
-        steps: list[Heads] = []
+        attention = self.layer.self_attn
+        true = self.enter(shift_left(embedded_BLD, 1), self.fuse(features))
+        keys_BLJK, values_BLJK = attention.keys_and_values(true.normed, *self.turn(torch.arange(drafting_BL.shape[1])))
+        entry = Entry(*(part.flatten(0, 1).index_select(0, rows.flat_N) for part in true))
+        embedded_XD, last = embedded_BLD.flatten(0, 1), embedded_BLD.shape[0] * embedded_BLD.shape[1] - 1
+        own: list[tuple[torch.Tensor, torch.Tensor]] = []
         for depth in range(num_depths):
-            entry = self.enter(shift_left(embedded_BLD, 1 + depth), hidden)
-            now = self.heads(entry, self.turn(places + depth))
-            output = self.finish(entry, mix_causal(now, steps))
-            steps.append(now)
-            hidden = self.feedback(output)
-            yield output
+            turn = self.turn(rows.places_N + depth)
+            queries_NHK = attention.queries(entry.normed, *turn)
+            if depth:
+                own.append(attention.keys_and_values(entry.normed, *turn))
+            output_ND = self.finish(entry, mix_unrolled(queries_NHK, keys_BLJK, values_BLJK, own, rows))
+            yield (
+                output_ND.new_zeros(last + 1, output_ND.shape[1])
+                .index_copy(0, rows.flat_N, output_ND)
+                .view_as(embedded_BLD)
+            )
+            # Where a text has ended any token may stand: its rows are no anchors from here on.
+            following = embedded_XD.index_select(0, (rows.flat_N + 2 + depth).clamp(max=last))
+            entry = self.enter(following, self.feedback(output_ND))
 
     def depths(self, batch: TrainingBatch, num_depths: int) -> Iterator[DepthDraft]:
         for depth, output in enumerate(self.unrolled(batch, self.features(batch), num_depths)):
@@ -124,4 +140,4 @@ class RecurrentModule(DraftModule):
     def draft_at(self, batch: TrainingBatch, depth: int, output: torch.Tensor) -> DepthDraft:
         """The draft logits of a depth's anchors."""
         anchors = batch.anchors(depth)
-        return DepthDraft(anchors=anchors, logits_AU=self.logits(output.flatten(0, 1)[anchors]))
+        return DepthDraft(anchors=anchors, logits_AU=self.logits(output.flatten(0, 1).index_select(0, anchors)))

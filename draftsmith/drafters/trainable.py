@@ -18,7 +18,15 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from draftsmith.core.losses import DepthLoss, LossReport, depth_loss, geometric_weights, loss_named, report
+from draftsmith.core.losses import (
+    DepthLoss,
+    LossReport,
+    geometric_weights,
+    judged_loss,
+    log_probabilities,
+    loss_named,
+    report,
+)
 from draftsmith.drafters.base import Drafter, Tap, TargetInfo
 from draftsmith.errors import OptionError
 
@@ -29,8 +37,9 @@ class TrainingBatch:
 
     `tokens_BL`: int64. `lengths_B`: tokens of each text. `answer_BL`: bool, the token belongs to an answer, so
     drafting it is worth learning; padding is False. `taps`: [B, L, D] for every tap the module needs and
-    always "last_hidden". `best_BL`: int64, the target's likeliest next token after each row.
-    `log_total_BL`: logsumexp of the target's logits of each row over its whole vocabulary.
+    always "last_hidden". `best_BL`: int64, the target's likeliest next token after each row
+    whose next token belongs to an answer, 0 elsewhere. `log_total_BL`: logsumexp of the target's logits of these rows
+    over its whole vocabulary, 0 elsewhere.
     """
 
     tokens_BL: torch.Tensor
@@ -60,6 +69,16 @@ class DepthDraft:
 
     anchors: torch.Tensor
     logits_AU: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetLaws:
+    """The target's log-probabilities over the draft ids, [R, U], float32. `places`: which of them is that of each
+    flat row of [B * L]; -1 where no answer follows, or one the draft vocabulary cannot say.
+    """
+
+    log_p_RU: torch.Tensor
+    places: torch.Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,17 +158,40 @@ class DraftModule(nn.Module, ABC):
         Anchors whose target would say a token outside the draft vocabulary are left out. Families with
         further terms (features, ground truth) override this.
         """
+        laws = self.target_laws(batch)
         found = [
-            self.depth_loss(batch, depth, draft, options)
+            self.depth_loss(batch, depth, draft, options, laws)
             for depth, draft in enumerate(self.depths(batch, options.num_depths))
         ]
         return report(found, geometric_weights(len(found), options.decay))
 
-    def depth_loss(self, batch: TrainingBatch, depth: int, draft: DepthDraft, options: LossOptions) -> DepthLoss:
-        """One depth's loss against the target's law, restricted to the draft vocabulary."""
-        judges = draft.anchors + 1 + depth
-        in_vocabulary = self.draft_places_V[batch.best_BL.flatten()[judges]] >= 0
-        return depth_loss(draft.logits_AU, self.target_logits(batch, judges), in_vocabulary, loss_named(options.loss))
+    def depth_loss(
+        self,
+        batch: TrainingBatch,
+        depth: int,
+        draft: DepthDraft,
+        options: LossOptions,
+        laws: TargetLaws | None = None,
+    ) -> DepthLoss:
+        """One depth's loss against the target's laws, restricted to the draft vocabulary.
+
+        `laws`: what `target_laws` gives; who asks for several depths makes them once.
+        """
+        laws = laws or self.target_laws(batch)
+        law_of_A = laws.places[draft.anchors + 1 + depth]
+        return judged_loss(draft.logits_AU, laws.log_p_RU, law_of_A, loss_named(options.loss))
+
+    @torch.no_grad()
+    def target_laws(self, batch: TrainingBatch) -> TargetLaws:
+        """The laws of all rows that may judge a draft of any depth, each made once."""
+        judged_BL = shift_left(batch.answer_BL, 1)
+        in_vocabulary_BL = self.draft_places_V[batch.best_BL] >= 0
+        rows = (judged_BL & in_vocabulary_BL).flatten().nonzero().squeeze(-1)
+        places = torch.full((batch.tokens_BL.numel(),), -1, dtype=torch.int64)
+        places[rows] = torch.arange(len(rows))
+        # Laws are not rounded to the type that drafts are computed in: they are what is learnt.
+        with torch.autocast(self.target_head_UD.device.type, enabled=False):
+            return TargetLaws(log_p_RU=log_probabilities(self.target_logits(batch, rows)), places=places)
 
     @torch.no_grad()
     def target_logits(self, batch: TrainingBatch, rows: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from draftsmith.core.losses import (
     LOSSES,
     depth_loss,
     geometric_weights,
+    judged_loss,
     kl,
     lk_hybrid,
     log_probabilities,
@@ -246,3 +247,35 @@ def test_bad_names_and_weights_are_refused() -> None:
     depth = depth_loss(torch.zeros(1, 2), torch.zeros(1, 2), torch.tensor([True]))
     with pytest.raises(OptionError, match="1 depths and 2 weights"):
         report([depth], [1.0, 0.8])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("excluded", [False, True], ids=["all", "excluded"])
+def test_rows_in_pieces_are_all_rows_at_once(name: str, excluded: bool) -> None:
+    """Value, gradient, hits and overlap of `judged_loss` are those of the plain formulas."""
+    draft, target = logits(5, 100, 9), logits(6, 40, 9)
+    if excluded:
+        draft[3, 2] = -torch.inf
+    law_of_N = torch.randint(-1, 40, (100,), generator=torch.Generator().manual_seed(7))
+    counted = law_of_N >= 0
+    log_p = log_probabilities(target)
+    plain, pieces = draft.clone().requires_grad_(), draft.clone().requires_grad_()
+    losses = LOSSES[name](log_probabilities(plain[counted]), log_p[law_of_N[counted]])
+    losses.mean().backward()
+    found = judged_loss(pieces, log_p, law_of_N, LOSSES[name])
+    found.loss.backward()
+    assert plain.grad is not None and pieces.grad is not None
+    torch.testing.assert_close(found.loss, losses.mean(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(pieces.grad, plain.grad, rtol=1e-10, atol=1e-14)
+    best = plain[counted].argmax(-1) == target[law_of_N[counted]].argmax(-1)
+    torch.testing.assert_close(found.accuracy, best.double().mean())
+    shared = overlap(log_probabilities(draft[counted]), log_p[law_of_N[counted]]).mean()
+    torch.testing.assert_close(found.overlap, shared)
+    assert int(found.rows) == int(counted.sum())
+
+
+def test_laws_are_not_rounded_where_drafts_are() -> None:
+    draft, target = logits(8, 4, 50).float(), log_probabilities(logits(9, 4, 50).float())
+    with torch.autocast("cpu", torch.bfloat16):
+        found = judged_loss(draft, target, torch.arange(4))
+    torch.testing.assert_close(found.loss, kl(log_probabilities(draft), target).mean())

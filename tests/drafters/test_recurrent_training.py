@@ -6,9 +6,10 @@ import math
 import pytest
 import torch
 
-from draftsmith.drafters.draft_layer import Heads, mix_causal
+from draftsmith.drafters.draft_layer import Heads, RMSNorm
 from draftsmith.drafters.mtp import VARIANTS, from_published
 from draftsmith.drafters.trainable import LossOptions
+from draftsmith.drafters.unrolled_attention import DraftingRows, mix_unrolled
 from draftsmith.errors import ModelFileError, OptionError
 from tests.drafters.trained_fakes import batch_of, info_of, random_module
 from tests.models.fakes import tiny_backend
@@ -28,11 +29,16 @@ def test_attention_of_unrolled_steps_is_the_literal_one():
     """Row t of step s sees step-0 rows up to t and of each later step the row t alone."""
     generator = torch.Generator().manual_seed(0)
     steps = [random_heads(generator) for _ in range(4)]
+    drafting = torch.tensor([[False, True, True, False, True], [False, False, False, True, True]])
+    rows = DraftingRows.of(drafting)
     for step, now in enumerate(steps):
-        found = mix_causal(now, steps[:step])
-        batch, length, num_heads, size = now.queries.shape
+        batch, _, num_heads, size = now.queries.shape
+        own = [(later.keys[drafting], later.values[drafting]) for later in steps[1 : step + 1]]
+        mixed = mix_unrolled(now.queries[drafting], steps[0].keys, steps[0].values, own, rows)
+        found = torch.zeros_like(now.queries)
+        found[drafting] = mixed
         for text in range(batch):
-            for row in range(length):
+            for row in drafting[text].nonzero().flatten().tolist():
                 for head in range(num_heads):
                     kv = head // 2
                     seen = [(steps[0], earlier) for earlier in range(row + 1)]
@@ -52,6 +58,43 @@ def test_attention_of_unrolled_steps_is_the_literal_one():
                             for score, (rows, place) in zip(scores, seen, strict=True)
                         )
                         assert float(found[text, row, head, k]) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("num_own", [0, 1, 3])
+def test_gradients_of_unrolled_attention(num_own):
+    generator = torch.Generator().manual_seed(1)
+    drafting = torch.tensor([[False, True, True, False, True], [False, False, False, False, True], [False] * 5])
+    rows = DraftingRows.of(drafting)
+    base = random_heads(generator, batch=3)
+    own = [random_heads(generator, batch=3) for _ in range(num_own)]
+    leaves = [base.queries[drafting], base.keys, base.values]
+    for step in own:
+        leaves += [step.keys[drafting], step.values[drafting]]
+    leaves = [leaf.clone().requires_grad_() for leaf in leaves]
+
+    def mix(queries, keys, values, *pairs):
+        return mix_unrolled(queries, keys, values, list(zip(pairs[::2], pairs[1::2], strict=True)), rows)
+
+    assert torch.autograd.gradcheck(mix, leaves)
+
+
+def test_no_row_drafts():
+    rows = DraftingRows.of(torch.zeros(2, 5, dtype=torch.bool))
+    heads = random_heads(torch.Generator().manual_seed(1))
+    assert mix_unrolled(heads.queries[:0].flatten(0, 1), heads.keys, heads.values, [], rows).shape == (0, 4, 3)
+
+
+def test_the_norm_is_the_usual_one_and_so_are_its_gradients():
+    norm = RMSNorm(6, 1e-5).double()
+    x = torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64, requires_grad=True)
+    with torch.no_grad():
+        norm.weight.copy_(torch.randn(6, generator=torch.Generator().manual_seed(3), dtype=torch.float64))
+    torch.testing.assert_close(norm(x), torch.nn.functional.rms_norm(x, (6,), norm.weight, 1e-5))
+    assert torch.autograd.gradcheck(lambda x, weight: _normed(norm, x, weight), (x, norm.weight))
+
+
+def _normed(norm, x, weight):
+    return torch.func.functional_call(norm, {"weight": weight}, (x,))
 
 
 def case(method, changes=None, dtype=torch.float64, draft_ids=None, prompt_len=3):

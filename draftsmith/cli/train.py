@@ -1,0 +1,179 @@
+"""`draftsmith train`: train a drafter for a target, or go on with a run that was interrupted.
+
+Called by `app`; puts together recipe, target, trainer and what the user sees. The trainer knows no engine, so the
+live check is composed here. Exit codes: 0 trained; 130 stopped by Ctrl-C or SIGTERM, its state kept.
+Invariant: what is wrong with options, data or places is told in one line before anything is written.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import logging
+import platform
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftsmith.cli.console import note
+from draftsmith.cli.interrupts import INTERRUPTED, stop_on_interrupt
+from draftsmith.cli.train_options import TrainOptions
+from draftsmith.cli.train_view import TrainView
+from draftsmith.errors import OptionError, UnsupportedError
+from draftsmith.training.settings import TrainingSettings, settings_from
+
+if TYPE_CHECKING:
+    from draftsmith.drafters.base import TargetInfo
+    from draftsmith.engine.loading import LoadedModel
+    from draftsmith.training.run import Job
+    from draftsmith.training.trainer import Trainer
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
+_NOT_SETTINGS = frozenset({"recipe", "set", "plan", "force", "json"})
+
+
+def run(options: TrainOptions) -> int:
+    """Run the command; returns the exit code."""
+    settings = settings_of(options)
+    from draftsmith.drafters.checkpoint import module_class
+    from draftsmith.training.processes import processes
+    from draftsmith.training.run import carry_out, check_output, finish, prepare, prepare_places
+
+    module_class(settings.method)
+    check_output(settings, force=options.force)
+    keep_freed_memory()
+    with processes() as together:
+        model, target = load_target(settings)
+        job = prepare(settings, target, together)
+        view = TrainView(quiet=not together.is_first)
+        for line in job.notes:
+            view.tell(line)
+        if options.plan:
+            return _print_plan(job, as_json=options.json)
+        if together.is_first:
+            prepare_places(settings, restart=options.force)
+        together.meet()
+        with stop_on_interrupt(signal.SIGTERM) as stop, view:
+            trainer = carry_out(job, view.listener(lambda: stop.asked), together, tell=view.tell)
+        if not trainer.finished:
+            view.tell(f"stopped at step {trainer.progress.step}; the same command goes on from there")
+            return INTERRUPTED
+        if together.is_first:
+            _conclude(finish(job, trainer), job, trainer, model, as_json=options.json)
+    return 0
+
+
+def settings_of(options: TrainOptions) -> TrainingSettings:
+    """Recipe and options together; an option that was given goes before the recipe. Raises `OptionError`."""
+    values: dict[str, Any] = {}
+    where = "train"
+    if options.recipe is not None:
+        values, where = read_recipe(options.recipe), str(options.recipe)
+    given = {item.name: getattr(options, item.name) for item in dataclasses.fields(options)}
+    for name, value in given.items():
+        if name not in _NOT_SETTINGS and value is not None:
+            values[name] = value
+    if options.set:
+        changes = dict(values.pop("set", None) or values.get("configure") or {})
+        for item in options.set:
+            key, equals, value = item.partition("=")
+            if not equals or not key:
+                raise OptionError(f"--set {item}: write KEY=VALUE")
+            changes[key] = value
+        values["configure"] = changes
+    return settings_from(values, where)
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """The options a recipe names. Raises `OptionError`."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"recipe {path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise OptionError(f"recipe {path}: not valid YAML ({' '.join(str(error).split())})") from error
+    if not isinstance(found, Mapping):
+        raise OptionError(f"recipe {path}: options and their values are needed, as in `method: eagle3`")
+    # Written `draft-vocab` on the command line and often in recipes too.
+    named = {str(key).replace("-", "_"): value for key, value in found.items()}
+    if len(named) < len(found):
+        raise OptionError(f"recipe {path}: an option stands there twice")
+    return named
+
+
+def load_target(settings: TrainingSettings) -> tuple[LoadedModel, TargetInfo]:
+    """The target, and what a drafter may know of it."""
+    import torch
+
+    from draftsmith.drafters.base import TargetInfo
+    from draftsmith.engine.loading import load_model
+
+    def load(name: str) -> LoadedModel:
+        return load_model(name, backend=settings.backend, threads=settings.threads)
+
+    def refuse(selection: str) -> Any:
+        raise UnsupportedError(f"drafter {selection} is made of other drafters and cannot be trained")
+
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    # TensorFlow and others write to the log of the process when they are found; none of it concerns the user.
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)
+    model = load(settings.model)
+    target = TargetInfo(
+        vocab_size=model.backend.spec.vocab_size,
+        max_context=model.backend.spec.max_context,
+        eos_ids=model.eos_ids,
+        tokenizer=model.tokenizer,
+        load_model=load,
+        make_drafter=refuse,
+        backend=model.backend,
+    )
+    return model, target
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep memory that was freed: each step's large tensors would be mapped and cleared anew."""
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_MAX, 0)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def _print_plan(job: Job, *, as_json: bool) -> int:
+    from draftsmith.training.plan import make_plan
+
+    plan = make_plan(job)
+    if as_json:
+        print(json.dumps(plan.as_json()))
+    else:
+        lines = plan.lines()
+        width = max(len(name) for name, _ in lines)
+        for name, text in lines:
+            print(f"{name:{width}}  {text}")
+    return 0
+
+
+def _conclude(figures: Mapping[str, Any], job: Job, trainer: Trainer, model: LoadedModel, *, as_json: bool) -> None:
+    settings = job.settings
+    live: dict[str, float] = {}
+    if settings.live_texts:
+        from draftsmith.cli.live_check import live_check
+
+        live = live_check(job, trainer, model)
+        note(
+            f"live: {live['engine']:.3f} tokens per step through the engine, {live['replayed']:.3f} replayed on the "
+            f"same answers ({100 * live['difference']:+.1f} %)"
+        )
+    if as_json:
+        print(json.dumps({"output": str(settings.output), "steps": trainer.progress.step, **figures, "live": live}))
+        return
+    print(f"{settings.output}: {settings.method} for {settings.model}, {trainer.progress.step} steps")
+    if figures:
+        print(
+            f"{figures['greedy_tokens_per_step']:.2f} tokens per step at temperature 0, "
+            f"{figures['sampled_tokens_per_step']:.2f} at 1 (validation, step {figures['step']})"
+        )

@@ -1,0 +1,160 @@
+"""Features on disk: the target scores each text once, however many passes are trained.
+
+Called by the trainer when a cache directory is given. Shards of consecutive texts are written one by one, so an
+interrupted filling goes on where it ended. Invariants: a shard appears whole or not at all; features belong to
+one corpus, one target and one set of taps, and any other use is refused by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from draftsmith.drafters.base import Tap
+from draftsmith.errors import DataError
+from draftsmith.training.corpus import ABOUT, Corpus
+from draftsmith.training.features import FeatureSource, MaskedText, TargetScorer, TextFeatures, narrow
+
+FORMAT = 1
+KEY = "features.json"
+SHARD_TOKENS = 1 << 14
+
+
+def corpus_digest(corpus: Corpus) -> str:
+    """sha256 over a corpus's files."""
+    digest = hashlib.sha256()
+    for file in [corpus.path / ABOUT, *sorted(corpus.path.glob("shard-*.safetensors"))]:
+        digest.update(file.name.encode())
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def shards_of(lengths: Sequence[int], kept: Sequence[int]) -> list[list[int]]:
+    """The texts of each shard: consecutive kept ones, about `SHARD_TOKENS` tokens each."""
+    shards: list[list[int]] = []
+    room = 0
+    for index in kept:
+        if room <= 0:
+            shards.append([])
+            room = SHARD_TOKENS
+        shards[-1].append(index)
+        room -= lengths[index]
+    return shards
+
+
+@final
+class CachedFeatures(FeatureSource):
+    """Features of the texts `kept` of a corpus, from a directory that `fill` completes."""
+
+    def __init__(
+        self, path: Path, corpus: Corpus, kept: Sequence[int], scorer: TargetScorer, key: Mapping[str, Any]
+    ) -> None:
+        """`key`: what the features depend on beside the corpus. Raises `DataError` for a directory of another key."""
+        self._path = path
+        self._corpus = corpus
+        self._scorer = scorer
+        self._shards = shards_of(corpus.lengths.tolist(), kept)
+        self._place = {
+            index: (shard, place) for shard, members in enumerate(self._shards) for place, index in enumerate(members)
+        }
+        self._opened: dict[int, tuple[Any, torch.Tensor]] = {}
+        self._claim({**key, "corpus": corpus_digest(corpus), "texts": len(kept), "shards": len(self._shards)})
+
+    def text(self, index: int) -> MaskedText:
+        return MaskedText(tokens=self._corpus.tokens(index), answer=self._corpus.answer(index))
+
+    @property
+    def missing(self) -> list[int]:
+        """Shards that are not there yet."""
+        return [shard for shard in range(len(self._shards)) if not self._file(shard).exists()]
+
+    def fill(self, tell: Callable[[int, int], None], stop: Callable[[], bool] = lambda: False) -> bool:
+        """Score and write what is missing; `tell(done, all)` after each shard. False when `stop()` ended it."""
+        for shard in self.missing:
+            if stop():
+                return False
+            self._write(shard)
+            tell(len(self._shards) - len(self.missing), len(self._shards))
+        return True
+
+    def features(self, indices: Sequence[int]) -> list[TextFeatures]:
+        return [self._read(*self._place[index]) for index in indices]
+
+    def _claim(self, key: Mapping[str, Any]) -> None:
+        where = self._path / KEY
+        wanted = json.loads(json.dumps({"draftsmith_features": FORMAT, **key}))
+        try:
+            self._path.mkdir(parents=True, exist_ok=True)
+            if where.exists():
+                found = json.loads(where.read_text(encoding="utf-8"))
+                differs = [name for name in wanted if not isinstance(found, dict) or found.get(name) != wanted[name]]
+                if differs:
+                    raise DataError(
+                        f"{self._path} holds features of another {', '.join(differs)}; give another --cache directory"
+                    )
+            else:
+                others = [name.name for name in self._path.iterdir() if not name.name.startswith(".")]
+                if others:
+                    raise DataError(f"{self._path} holds other files ({others[0]}, ...); give a --cache of its own")
+                _write_whole(where, lambda path: path.write_text(json.dumps(wanted, indent=1) + "\n", encoding="utf-8"))
+        except OSError as error:
+            raise DataError(f"{self._path}: cannot be used as a cache: {error.strerror or error}") from error
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, DataError):
+                raise
+            raise DataError(f"{where}: not valid JSON ({error})") from error
+
+    def _file(self, shard: int) -> Path:
+        return self._path / f"features-{shard:05d}.safetensors"
+
+    def _write(self, shard: int) -> None:
+        members = self._shards[shard]
+        found = self._scorer.score([self.text(index) for index in members])
+        tensors = {
+            f"tap.{tap}": narrow(torch.cat([item.taps[tap] for item in found])) for tap in found[0].taps
+        }  # fmt: skip
+        tensors["best"] = torch.cat([item.best_L for item in found]).to(torch.int32)
+        tensors["log_total"] = torch.cat([item.log_total_L for item in found])
+        tensors["offsets"] = torch.tensor([0, *(len(item.best_L) for item in found)]).cumsum(0)
+        try:
+            _write_whole(self._file(shard), lambda path: save_file(tensors, path))
+        except (OSError, SafetensorError) as error:
+            raise DataError(f"{self._file(shard)}: cannot be written ({' '.join(str(error).split())})") from error
+
+    def _read(self, shard: int, place: int) -> TextFeatures:
+        try:
+            if shard not in self._opened:
+                file = safe_open(str(self._file(shard)), framework="pt")
+                self._opened[shard] = (file, file.get_tensor("offsets"))
+            file, offsets = self._opened[shard]
+            start, end = offsets[place : place + 2].tolist()
+            rows = {name: file.get_slice(name)[start:end] for name in file.keys() if name != "offsets"}
+        except (SafetensorError, OSError, ValueError) as error:
+            problem = " ".join(str(error).split())
+            raise DataError(f"{self._file(shard)}: not a readable shard ({problem}); delete it") from error
+        taps: dict[Tap, torch.Tensor] = {}
+        for name, tensor in rows.items():
+            kind, _, tap = name.partition(".")
+            if kind == "tap":
+                taps[int(tap) if tap.isdigit() else tap] = tensor
+        return TextFeatures(taps=taps, best_L=rows["best"].to(torch.int64), log_total_L=rows["log_total"])
+
+
+def _write_whole(path: Path, write: Callable[[Path], Any]) -> None:
+    """Have a file appear whole."""
+    staging = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(staging)
+        with staging.open("rb") as file:
+            os.fsync(file.fileno())
+        staging.replace(path)
+    finally:
+        staging.unlink(missing_ok=True)

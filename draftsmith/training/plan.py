@@ -1,0 +1,136 @@
+"""What a run will take, before it starts: parameters, disk, memory, time.
+
+Called by `cli.train --plan`. Times come from a few real steps on the run's own batches; nothing is written and no
+weight changes. Invariant: an estimate says what it rests on.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from draftsmith.training.run import Job
+from draftsmith.training.trainer import loss_options
+
+TRIAL_BATCHES = 3
+_STATE_BYTES_PER_WEIGHT = 12
+"""Weight, first and second moment, in float32."""
+_WEIGHT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Bytes, seconds and counts of a run. `seconds` excludes validations; `cache_seconds` is filling the cache once."""
+
+    parameters: int
+    texts: int
+    text_tokens: int
+    left_out: int
+    steps: int
+    trained_tokens: int
+    drafter_bytes: int
+    state_bytes: int
+    cache_bytes: int
+    memory_bytes: int
+    tokens_per_second: float
+    feature_tokens_per_second: float
+    seconds: float
+    cache_seconds: float
+
+    def lines(self) -> list[tuple[str, str]]:
+        """What to print."""
+        timed = self.steps < 1 << 40
+        found = [
+            ("trained parameters", f"{self.parameters:,}"),
+            ("texts", f"{self.texts:,} with {self.text_tokens:,} tokens; {self.left_out:,} left out"),
+            ("steps", f"{self.steps:,} over {self.trained_tokens:,} tokens" if timed else "as many as the time allows"),
+            ("disk", f"drafter {_size(self.drafter_bytes)}, state {_size(self.state_bytes)}, "
+                     f"cache {_size(self.cache_bytes)}"),
+            ("memory", f"{_size(self.memory_bytes)} at the peak of {TRIAL_BATCHES} trial steps"),
+            ("speed", f"{self.tokens_per_second:,.0f} tokens/s training, {self.feature_tokens_per_second:,.0f} "
+                      "tokens/s scoring by the target"),
+        ]  # fmt: skip
+        if self.cache_seconds:
+            found.append(("filling the cache", _duration(self.cache_seconds)))
+        found.append(("training", _duration(self.seconds)))
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        """For --json."""
+        return dict(vars(self))
+
+
+def make_plan(job: Job) -> Plan:
+    """Time a few steps and work out the rest."""
+    settings, module = job.settings, job.module
+    scoring, training, tokens = _trial(job)
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    num_tokens = sum(int(job.corpus.lengths[index]) for index in job.kept)
+    per_batch = num_tokens / max(1, job.order.num_batches(1))
+    steps = job.num_steps
+    trained = int(min(steps * settings.accumulate * per_batch, num_tokens * (settings.num_passes or 1 << 30)))
+    training_rate, feature_rate = tokens / training, tokens / scoring
+    cached = settings.cache is not None
+    seconds = trained / training_rate + (0.0 if cached else trained / feature_rate)
+    if settings.max_seconds is not None:
+        seconds = min(seconds, settings.max_seconds)
+    row_bytes = 2 * job.target.backend.spec.width * len(module.needs | {"last_hidden"}) + 8
+    return Plan(
+        parameters=parameters,
+        texts=len(job.kept),
+        text_tokens=num_tokens,
+        left_out=len(job.corpus) - len(job.kept),
+        steps=steps,
+        trained_tokens=trained,
+        drafter_bytes=parameters * _WEIGHT_BYTES[settings.dtype],
+        # The new state stands beside the old one while it is written.
+        state_bytes=parameters * (2 * _STATE_BYTES_PER_WEIGHT + 4),
+        cache_bytes=num_tokens * row_bytes if cached else 0,
+        memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + 8 * parameters,
+        tokens_per_second=training_rate,
+        feature_tokens_per_second=feature_rate,
+        seconds=seconds,
+        cache_seconds=num_tokens / feature_rate if cached else 0.0,
+    )
+
+
+def _trial(job: Job) -> tuple[float, float, int]:
+    """Seconds of scoring, seconds of training, and tokens, of a few batches after a first one that warms up."""
+    settings, options = job.settings, loss_options(job.settings, job.module)
+    scoring = training = 0.0
+    tokens = 0
+    for number in range(TRIAL_BATCHES + 1):
+        indices = job.order.batch(number)
+        began = time.perf_counter()
+        batch = job.online.batch(indices)
+        scored = time.perf_counter()
+        with torch.autocast("cpu", torch.bfloat16, enabled=settings.compute == "bfloat16"):
+            loss = job.module.loss(batch, options).loss
+        if loss.requires_grad:
+            loss.backward()
+        ended = time.perf_counter()
+        if number:
+            scoring, training = scoring + scored - began, training + ended - scored
+            tokens += int(batch.lengths_B.sum())
+    job.module.zero_grad(set_to_none=True)
+    return scoring, training, tokens
+
+
+def _size(number: int) -> str:
+    size = float(number)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            break
+        size /= 1000
+    return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"

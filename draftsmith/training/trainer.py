@@ -1,0 +1,306 @@
+"""The training loop: batches in order, one loss, one optimiser, states on disk, validations.
+
+Called by `cli.train` through `training.run`; knows no drafter, only `DraftModule`. Invariants: a run that was
+stopped anywhere and continued has, bit for bit, the losses of one that was not; a step is taken whole or not at
+all; nothing that is not finite gets into the weights or onto the disk.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from draftsmith.core.losses import LossReport
+from draftsmith.drafters.trainable import DraftModule, LossOptions
+from draftsmith.errors import DraftsmithError, OptionError
+from draftsmith.training.batches import BatchOrder
+from draftsmith.training.features import FeatureSource
+from draftsmith.training.optimiser import make_optimiser, rate_factor
+from draftsmith.training.processes import Processes
+from draftsmith.training.settings import TrainingSettings
+from draftsmith.training.state import BEST, LAST, read_state, remove_leftovers, restore, training_tensors, write_state
+from draftsmith.training.validation import Figures, Tally, as_plain, judge_batches
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """One step. `loss`, `accuracy`, `overlap`: means over its rows; `tokens`: of its texts; `rate`: learning rate."""
+
+    step: int
+    loss: float
+    accuracy: tuple[float, ...]
+    overlap: tuple[float, ...]
+    rows: int
+    tokens: int
+    gradient: float
+    rate: float
+    seconds: float
+    feature_seconds: float
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """How far a run is: what a state keeps beside tensors. `seconds` spent training, over all its lives."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    best: float = -1.0
+    best_step: int = -1
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listener:
+    """Who hears what a run does: progress lines, logs. `stop`: asked after each batch whether to stop."""
+
+    on_step: Callable[[StepReport, Progress, int], None] = lambda report, progress, num_steps: None
+    on_validation: Callable[[Figures, Progress], None] = lambda figures, progress: None
+    on_save: Callable[[Progress], None] = lambda progress: None
+    stop: Callable[[], bool] = lambda: False
+
+
+@final
+class Trainer:
+    """One run over one module."""
+
+    def __init__(
+        self,
+        settings: TrainingSettings,
+        module: DraftModule,
+        source: FeatureSource,
+        order: BatchOrder,
+        validation: tuple[FeatureSource, Sequence[Sequence[int]]] | None,
+        together: Processes,
+        identity: Mapping[str, Any],
+    ) -> None:
+        """`validation`: a source and the batches of it to validate on; `identity`: what a state has of this run."""
+        self.settings = settings
+        self.module = module
+        self.options = loss_options(settings, module)
+        self.progress = Progress()
+        self.num_steps = count_steps(settings, order)
+        self._source = source
+        self._order = order
+        self._num_batches = None if settings.num_passes is None else order.num_batches(settings.num_passes)
+        self._validation = validation
+        self._together = together
+        self._identity = identity
+        self._optimiser = make_optimiser(module, settings.lr, settings.weight_decay)
+        self._since_save = 0.0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has come to its end."""
+        limit = self.settings.max_seconds
+        return self.progress.step >= self.num_steps or (limit is not None and self.progress.seconds >= limit)
+
+    def run(self, listener: Listener) -> bool:
+        """Train until the end or until asked to stop; returns whether the end was reached.
+
+        Raises `DraftsmithError` when the loss is not finite or a state cannot be written.
+        """
+        while not self._together.any_of(self.finished):
+            report = self.step(listener.stop)
+            if report is None:
+                self.save(listener)
+                return False
+            if self._together.is_first:
+                listener.on_step(report, self.progress, self.num_steps)
+            if self._validation is not None and self._validation_is_due():
+                self.validate(listener)
+            self._since_save += report.seconds
+            if self._together.any_of(self._since_save >= self.settings.save_every):
+                self.save(listener)
+        if self._validation is not None and self.progress.figures.get("step") != self.progress.step:
+            self.validate(listener)
+        self.save(listener)
+        return True
+
+    def step(self, stop: Callable[[], bool] = lambda: False) -> StepReport | None:
+        """One step of the optimiser; None when asked to stop, with nothing changed."""
+        began = time.perf_counter()
+        settings, place = self.settings, self.progress.step
+        start = place * settings.accumulate
+        end = start + settings.accumulate
+        numbers = range(start, end if self._num_batches is None else min(end, self._num_batches))
+        self._optimiser.zero_grad(set_to_none=False)
+        totals = torch.zeros(3 + 3 * self.options.num_depths, dtype=torch.float64)
+        feature_seconds = 0.0
+        for number in self._together.own(numbers):
+            if stop():
+                break
+            asked = time.perf_counter()
+            batch = self._source.batch(self._order.batch(number))
+            feature_seconds += time.perf_counter() - asked
+            found = self._backward(batch, number)
+            totals += _as_totals(found, int(batch.lengths_B.sum()), self.options.num_depths)
+        if self._together.any_of(stop()):
+            return None
+        gradients = self._add_up(totals)
+        rows = max(float(totals[0]), 1.0)
+        for gradient in gradients:
+            gradient /= rows
+        norm = float(torch.nn.utils.clip_grad_norm_(self.module.parameters(), settings.clip))
+        loss = float(totals[1]) / rows
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise DraftsmithError(
+                f"step {place + 1}: the {'loss' if not math.isfinite(loss) else 'gradient'} is not finite; a smaller "
+                f"--lr or --compute float32 may help (last good state: {settings.state_dir / LAST})"
+            )
+        rate = self._set_rate()
+        self._optimiser.step()
+        seconds = self._together.mean(time.perf_counter() - began)
+        self.progress.step += 1
+        self.progress.tokens += int(totals[2])
+        self.progress.seconds += seconds
+        by_depth = totals[3:].view(3, -1)
+        depth_rows = by_depth[0].clamp(min=1)
+        return StepReport(
+            step=self.progress.step,
+            loss=loss,
+            accuracy=tuple((by_depth[1] / depth_rows).tolist()),
+            overlap=tuple((by_depth[2] / depth_rows).tolist()),
+            rows=int(totals[0]),
+            tokens=int(totals[2]),
+            gradient=norm,
+            rate=rate,
+            seconds=seconds,
+            feature_seconds=feature_seconds,
+        )
+
+    def validate(self, listener: Listener) -> Figures:
+        """Judge the validation texts; the best weights so far are kept."""
+        assert self._validation is not None
+        began = time.perf_counter()
+        source, batches = self._validation
+        own = self._together.own(range(len(batches)))
+        self.module.eval()  # noise that a method learns with is no part of what it is judged by
+        tally: Tally = judge_batches(
+            self.module, (source.batch(batches[number]) for number in own), self.options.num_depths
+        )
+        self.module.train()
+        self._together.add_up(tally.sums)
+        figures = tally.figures()
+        self.progress.seconds += self._together.mean(time.perf_counter() - began)
+        self.progress.figures = {"step": self.progress.step, **as_plain(figures)}
+        is_better = figures.greedy_tokens_per_step > self.progress.best
+        if is_better:
+            self.progress.best, self.progress.best_step = figures.greedy_tokens_per_step, self.progress.step
+        if self._together.is_first:
+            if is_better:
+                weights = {f"weight.{name}": tensor for name, tensor in self.module.state_dict().items()}
+                write_state(self.settings.state_dir / BEST, weights, self.progress.figures)
+            listener.on_validation(figures, self.progress)
+        return figures
+
+    def save(self, listener: Listener) -> None:
+        """Write the state to go on from."""
+        self._since_save = 0.0
+        if self._together.is_first:
+            facts = {"progress": vars(self.progress), "identity": self._identity}
+            write_state(self.settings.state_dir / LAST, training_tensors(self.module, self._optimiser), facts)
+            listener.on_save(self.progress)
+
+    def resume(self) -> bool:
+        """Go on from the state on disk; False when there is none. Raises `DraftsmithError` for one of another run."""
+        path = self.settings.state_dir / LAST
+        if not path.exists():
+            return False
+        if self._together.is_first:
+            remove_leftovers(path.parent)
+        tensors, facts = read_state(path)
+        check_identity(facts["identity"], self._identity, self.settings.state_dir)
+        restore(self.module, self._optimiser, tensors)
+        self.progress = Progress(**facts["progress"])
+        return True
+
+    def _backward(self, batch: Any, number: int) -> LossReport:
+        """Add one batch's gradient, times its rows, to the gradients."""
+        # What a module draws (noise on features) is decided by seed and batch, wherever the run was interrupted.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed((self.settings.seed * 1_000_003 + number) % 2**63)
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.settings.compute == "bfloat16"):
+                found = self.module.loss(batch, self.options)
+            rows = found.rows.sum()
+            if int(rows) and found.loss.requires_grad:
+                (found.loss * rows).backward()
+        return found
+
+    def _add_up(self, totals: torch.Tensor) -> list[torch.Tensor]:
+        """Gradients, and counts in place, summed over all processes."""
+        gradients = []
+        for parameter in self.module.parameters():
+            if parameter.requires_grad:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                gradients.append(parameter.grad)
+        self._together.add_up(*gradients)
+        self._together.add_up(totals)
+        return gradients
+
+    def _set_rate(self) -> float:
+        settings, step = self.settings, self.progress.step
+        done = step / self.num_steps
+        if settings.max_seconds is not None:
+            done = max(done, self.progress.seconds / settings.max_seconds)
+        warmup = math.ceil(settings.warmup * self.num_steps) if settings.max_seconds is None else _TIMED_WARMUP
+        factor = rate_factor(step, done, warmup, settings.floor)
+        for group in self._optimiser.param_groups:
+            group["lr"] = settings.lr * factor
+        return settings.lr * factor
+
+    def _validation_is_due(self) -> bool:
+        every = self.settings.validate_every or max(1, math.ceil(self.num_steps / 10))
+        return self.progress.step % every == 0
+
+
+_TIMED_WARMUP = 20
+"""Steps of warm-up where seconds end the run, so that their number is not known."""
+
+
+def loss_options(settings: TrainingSettings, module: DraftModule) -> LossOptions:
+    """The method's own loss, with what the settings change."""
+    own = module.loss_defaults
+    return LossOptions(
+        loss=settings.loss or own.loss,
+        decay=own.decay if settings.decay is None else settings.decay,
+        num_depths=settings.depths or own.num_depths,
+    )
+
+
+def count_steps(settings: TrainingSettings, order: BatchOrder) -> int:
+    """Steps of a run; a huge number where only seconds end it."""
+    limits = [settings.steps] if settings.steps is not None else []
+    if settings.num_passes is not None:
+        limits.append(math.ceil(order.num_batches(settings.num_passes) / settings.accumulate))
+    return min(limits, default=_ENDLESS)
+
+
+_ENDLESS = 1 << 40
+
+
+def check_identity(found: Mapping[str, Any], here: Mapping[str, Any], state_dir: Path) -> None:
+    """Raise `OptionError` unless a state belongs to this run."""
+    for key, value in here.items():
+        if found.get(key) != value:
+            raise OptionError(
+                f"{state_dir} holds a run with {key} {found.get(key)!r}, and this one has {value!r}; give another "
+                "--output, or --force to begin anew"
+            )
+
+
+def _as_totals(found: LossReport, tokens: int, num_depths: int) -> torch.Tensor:
+    """Rows, loss times rows, tokens; then per depth rows, hits, overlaps."""
+    by_depth = torch.zeros(3, num_depths, dtype=torch.float64)
+    rows = found.rows.double()
+    by_depth[:, : len(rows)] = torch.stack((rows, found.accuracy.double() * rows, found.overlap.double() * rows))
+    total = float(rows.sum())
+    head = torch.tensor([total, float(found.loss.detach()) * total if total else 0.0, tokens], dtype=torch.float64)
+    return torch.cat((head, by_depth.flatten()))

@@ -1,0 +1,241 @@
+"""`draftsmith train`: from a recipe to a drafter on disk, and every mistake in one line."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+import yaml
+
+from draftsmith.engine.loading import load_model
+from draftsmith.training.corpus import CorpusTarget, CorpusWriter, vocabulary_digest
+from tests.cli.tiny import ALPHABET, ENVIRONMENT, command, run
+from tests.io.samples import TOKENS
+
+METHOD = "tests.training.tiny:TinyEagle"
+
+
+def write_texts(path, model, num_texts, seed):
+    """Prompts of a few letters and what the model spells after them."""
+    draw = random.Random(seed)
+    path.mkdir(parents=True, exist_ok=True)
+    loaded = load_model(str(model), backend="reference")
+    vocab_size = loaded.backend.spec.vocab_size
+    target = CorpusTarget(name="tiny", vocab_size=vocab_size, tokenizer=vocabulary_digest(loaded.tokenizer))
+    writer = CorpusWriter(path, target)
+    for _ in range(num_texts):
+        start, prompt_len, answer_len = draw.randrange(len(ALPHABET)), draw.randrange(2, 5), draw.randrange(8, 30)
+        letters = [ALPHABET[(start + place) % len(ALPHABET)] for place in range(prompt_len + answer_len)]
+        tokens = [TOKENS.index(letter) for letter in letters]
+        writer.add(tokens, [place >= prompt_len for place in range(len(tokens))])
+    writer.finish()
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory, tiny):
+    """A corpus of the tiny model with one to validate on."""
+    path = tmp_path_factory.mktemp("texts") / "texts"
+    write_texts(path, tiny, 20, 0)
+    write_texts(path / "validation", tiny, 4, 1)
+    return path
+
+
+@pytest.fixture
+def words(tiny, texts, tmp_path):
+    """A complete command; more words may follow."""
+    return [
+        "train", "--method", METHOD, "--model", tiny, "--data", texts, "--output", tmp_path / "out",
+        "--set", "taps=0-1-2", "--steps", "6", "--depths", "2", "--batch-tokens", "200", "--threads", "1",
+        "--backend", "reference",
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def complaint(capsys):
+    """Runs a command that must fail; returns its one line."""
+
+    def call(*arguments):
+        capsys.readouterr()
+        assert run(*arguments) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        lines = captured.err.splitlines()
+        assert lines[-1].startswith("draftsmith: error: ")
+        assert sum("error" in line for line in lines) == 1
+        assert "Traceback" not in captured.err
+        return lines[-1]
+
+    return call
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_drafter_comes_out(words, tmp_path, capsys):
+    assert run(*words) == 0
+    captured = capsys.readouterr()
+    assert "6 steps" in captured.out
+    assert "tokens per step at temperature 0" in captured.out
+    assert (tmp_path / "out" / "model.safetensors").exists()
+    recipe = yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text())
+    assert recipe["method"] == METHOD
+    assert recipe["configure"] == {"taps": "0-1-2"}
+
+
+def test_a_recipe_is_the_same_run(words, tmp_path, capsys):
+    assert run(*words) == 0
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text((tmp_path / "out" / "recipe.yaml").read_text().replace("/out", "/again"))
+    assert run("train", recipe, "--json") == 0
+    losses = [
+        [json.loads(line).get("loss") for line in (tmp_path / name / "train.jsonl").read_text().splitlines()]
+        for name in ("out", "again")
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_options_go_before_the_recipe(words, texts, tiny, tmp_path, capsys):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"method: {METHOD}\nmodel: {tiny}\ndata: {texts}\noutput: {tmp_path / 'out'}\nlr: 5e-4\nbatch-tokens: 100\n"
+        "steps: 2\nset: {taps: 0-1-2, mlp_width: 8}\nbackend: reference\ndepths: 2\n"
+    )
+    assert run("train", recipe, "--lr", "0.25", "--set", "mlp_width=16") == 0
+    used = yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text())
+    assert used["lr"] == 0.25
+    assert used["batch_tokens"] == 100
+    assert used["configure"] == {"taps": "0-1-2", "mlp_width": "16"}
+
+
+def test_a_plan_is_told_and_nothing_begins(words, tmp_path, capsys):
+    assert run(*words, "--plan") == 0
+    told = capsys.readouterr().out
+    for word in ("trained parameters", "disk", "memory", "training", "tokens/s"):
+        assert word in told
+    assert run(*words, "--plan", "--json", "--cache", tmp_path / "cache") == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["steps"] == 6
+    assert plan["parameters"] > 1000
+    assert plan["seconds"] > 0
+    assert plan["cache_bytes"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_stops_and_the_same_command_goes_on(words, tmp_path, number, capsys):
+    log = tmp_path / "out.state" / "train.jsonl"
+    long = [*words, "--steps", "400"]
+    process = subprocess.Popen(
+        command(*long), env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and not (log.exists() and log.read_text().count('"step"') > 4):
+            time.sleep(0.05)
+        os.kill(process.pid, number)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, said
+    assert "the same command goes on from there" in said
+    assert not (tmp_path / "out").exists()
+    stopped = json.loads(log.read_text().splitlines()[-1])["step"]
+    assert 0 < stopped < 400
+    assert run(*words, "--steps", "400") == 0
+    assert f"going on from step {stopped}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "parts"),
+    [
+        (["--method", "eagel"], ["eagel"]),
+        (["--method", "suffix"], ["suffix", "no weights to train"]),
+        (["--data", "/nowhere"], ["/nowhere", "data prepare"]),
+        (["--loss", "luck"], ["luck", "kl"]),
+        (["--lr", "0"], ["lr", "0"]),
+        (["--lr", "nan"], ["lr", "nan"]),
+        (["--steps", "0"], ["steps", "0"]),
+        (["--compute", "int8"], ["int8", "bfloat16"]),
+        (["--dtype", "int8"], ["int8", "bfloat16"]),
+        (["--decay", "2"], ["decay"]),
+        (["--warmup", "2"], ["warmup"]),
+        (["--set", "taps"], ["--set taps", "KEY=VALUE"]),
+        (["--set", "taps=0-99"], ["99"]),
+        (["--set", "colour=red"], ["colour"]),
+        (["--draft-vocab", "100000"], ["100000"]),
+        (["--max-len", "5"], ["longer than 5", "--max-len"]),
+        (["--output", "/proc/drafter"], ["/proc/drafter", "cannot be written"]),
+        (["--model", "/nowhere/model"], ["/nowhere/model"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_mistakes(words, complaint, more, parts, tmp_path):
+    line = complaint(*words, *more)
+    for part in parts:
+        assert part in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_texts_of_another_tokenizer(words, complaint, tmp_path, tiny):
+    data = tmp_path / "data"
+    write_texts(data, tiny, 2, 0)
+    about = json.loads((data / "data.json").read_text())
+    about["target"]["tokenizer"] = "0" * 64
+    (data / "data.json").write_text(json.dumps(about))
+    assert "spells other tokens" in complaint(*words, "--data", data)
+
+
+def test_an_empty_corpus(words, complaint, tmp_path, tiny):
+    write_texts(tmp_path / "data", tiny, 0, 0)
+    assert "nothing is left to train on" in complaint(*words, "--data", tmp_path / "data")
+
+
+def test_an_output_that_is_there(words, complaint, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").touch()
+    assert "--force" in complaint(*words)
+    assert (tmp_path / "out" / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("- a\n", "options and their values"),
+        ("a: [", "not valid YAML"),
+        ("colour: red\n", "unknown key 'colour'"),
+        ("steps: many\n", "a whole number is needed"),
+        ("steps: true\n", "a whole number is needed"),
+        ("lr: fast\n", "a number is needed"),
+        ("set: taps\n", "a mapping"),
+        ("method: eagle3\n", "model and data and output must be given"),
+        ("batch_tokens: 1\nbatch-tokens: 2\n", "twice"),
+    ],
+)
+def test_recipes_that_are_wrong(complaint, tmp_path, text, part):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(text)
+    line = complaint("train", recipe)
+    assert part in line
+    assert str(recipe) in line
+
+
+def test_a_recipe_that_is_not_there(complaint, tmp_path):
+    assert "cannot be read" in complaint("train", tmp_path / "none.yaml")
+
+
+def test_the_engine_gains_what_validation_says(words, tmp_path, capsys):
+    """The replayed figure and the engine's are of the same answers, so they differ by nothing but arithmetic."""
+    more = ["--method", "eagle3", "--set", "taps=0-1-2", "--steps", "60", "--lr", "1e-2", "--live-texts", "4", "--json"]
+    assert run(*words, *more) == 0
+    told = json.loads(capsys.readouterr().out)
+    live = told["live"]
+    assert live["engine"] > 1.5
+    assert abs(live["difference"]) < 0.05
