@@ -100,9 +100,7 @@ class NativeRows(RowRunner):
         return torch.from_numpy(logits_SU)
 
     def chain(self, groups: Sequence[TrueRows], depths: Sequence[int]) -> list[Chain]:
-        found = self._call(
-            groups, max(depths, default=0), lambda: self._drafter.chain(*_flat(groups), list(depths))
-        )
+        found = self._call(groups, max(depths, default=0), lambda: self._drafter.chain(*_flat(groups), list(depths)))
         return [Chain(tokens, probs) for tokens, probs in found]
 
     def extend(self, levels: Sequence[Level]) -> list[torch.Tensor]:
@@ -217,7 +215,7 @@ def _head(parts: RowParts, backend: NativeBackend, bits: int) -> _native.Packed:
 
 
 def _linear(layers: Sequence[nn.Linear], bits: int) -> tuple[list[_native.Packed], np.ndarray | None]:
-    biases = [layer.bias for layer in layers if layer.bias is not None]
+    biases: list[torch.Tensor] = [layer.bias for layer in layers if layer.bias is not None]
     return [_packed(layer.weight, bits) for layer in layers], _floats(torch.cat(biases)) if biases else None
 
 

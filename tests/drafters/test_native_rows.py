@@ -185,7 +185,9 @@ def test_a_branch_of_a_tree_is_a_chain(name: str, cache: str) -> None:
         for which, logits in enumerate(rows):
             for row, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
                 found.append((which, [*(paths[parent] if parent >= 0 else []), token], bits_of(logits[row])))
-        paths += [[*(paths[parent] if parent >= 0 else []), token] for token, parent in zip(tokens, parents, strict=True)]
+        paths += [
+            [*(paths[parent] if parent >= 0 else []), token] for token, parent in zip(tokens, parents, strict=True)
+        ]
     for which, path, logits in found:
         assert fresh(case, 1, (30, 46)[which], path)[-1] == logits
 
