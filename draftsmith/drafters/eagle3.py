@@ -133,7 +133,6 @@ class Eagle3Module(RecurrentModule):
         return self.lm_head(self.norm(output))
 
     def row_parts(self) -> RowParts:
-        """This module for the C++ runner."""
         taps: list[torch.Tensor] = [norm.weight for norm in self.tap_norms if isinstance(norm, RMSNorm)]
         return RowParts(
             shape=self.config,
@@ -149,6 +148,7 @@ class Eagle3Module(RecurrentModule):
             norms_residual=self.config.norm_before_residual,
             feeds_normed=self.config.norm_output,
         )
+
 
 @final
 class Eagle3Drafter(RecurrentDrafter):

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from draftsmith.drafters.draft_layer import LayerShape
 from draftsmith.drafters.row_parts import RowParts
 from draftsmith.drafters.rows import Chain, Level, RowRunner, TrueRows
 from draftsmith.errors import CapacityError, DraftsmithError, ModelFileError, OptionError
@@ -53,11 +54,11 @@ class NativeRowsOptions:
 class NativeRows(RowRunner):
     """Runs a drafter described by its parts beside a native target."""
 
-    def __init__(self, parts: RowParts, backend: Backend, options: NativeRowsOptions | None = None) -> None:
+    def __init__(self, parts: RowParts, backend: NativeBackend, options: NativeRowsOptions | None = None) -> None:
         """Pack the weights. Raises `ModelFileError` for one that is not finite, `CapacityError` without memory."""
         from draftsmith import _native
 
-        assert isinstance(backend, NativeBackend) and self.can_run(parts, backend)
+        assert self.can_run(parts.shape, backend), "the kernels cannot serve this drafter"
         options = options or NativeRowsOptions()
         self._parts = parts
         self._num_ids = len(parts.draft_ids)
@@ -79,9 +80,9 @@ class NativeRows(RowRunner):
         self._grow_rotation(_FIRST_POSITIONS)
 
     @staticmethod
-    def can_run(parts: RowParts, backend: Backend) -> bool:
-        """Whether the kernels serve this drafter beside this target."""
-        return isinstance(backend, NativeBackend) and parts.shape.head_dim % _TILE == 0
+    def can_run(shape: LayerShape, backend: Backend) -> bool:
+        """Whether the kernels serve a layer of this shape beside this target."""
+        return isinstance(backend, NativeBackend) and shape.head_dim % _TILE == 0
 
     @property
     def weight_bytes(self) -> int:

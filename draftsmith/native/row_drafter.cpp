@@ -122,6 +122,10 @@ void RowDrafter::truncate(std::int64_t sequence, int num_rows) {
 void RowDrafter::fork(std::int64_t source, std::int64_t copy, int num_rows) {
     check_idle();
     if (source == copy) throw std::invalid_argument("a sequence cannot be forked onto itself");
+    if (num_rows >= 0 && this->num_rows(source) == 0) {  // nothing known, nothing copied
+        sequences_.erase(copy);
+        return;
+    }
     if (num_rows < 0 || num_rows > this->num_rows(source)) {
         throw std::invalid_argument("cannot fork " + std::to_string(num_rows) + " rows of " +
                                     std::to_string(this->num_rows(source)));

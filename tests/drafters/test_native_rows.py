@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,15 @@ import pytest
 import torch
 
 from draftsmith import _native
-from draftsmith.drafters.draft_layer import mix_causal, rotations
-from draftsmith.drafters.eagle3 import Eagle3Config, Eagle3Module
 from draftsmith.drafters.native_rows import NativeRows, NativeRowsOptions
 from draftsmith.drafters.rows import Level, TrueRows
+from draftsmith.drafters.torch_rows import TorchRows
 from draftsmith.errors import DraftsmithError, ModelFileError, OptionError
-from tests.drafters.row_models import KINDS, LAYER, VOCABULARY, SlowRows, make_parts, make_target, random_
+from tests.drafters.row_models import KINDS, VOCABULARY, SlowRows, make_parts, make_target
+from tests.drafters.test_torch_rows import FAMILIES
+from tests.drafters.test_torch_rows import IDS as FAMILY_IDS
+from tests.drafters.trained_fakes import info_of, random_module
+from tests.models.fakes import tiny_backend
 from tests.models.native_models import KERNELS
 
 _LONGEST = 1000
@@ -91,29 +93,26 @@ def test_logits_are_those_of_the_slow_runner(name: str, bits: int, kernels: str)
     assert (expected.max(1).values - best).max() < 0.15 * expected.std()
 
 
-@pytest.mark.parametrize("changes", [{}, {"norm_before_residual": True, "norm_output": True, "tap_norm": True}])
-def test_the_slow_runner_computes_what_the_module_does(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("method,changes", FAMILIES, ids=FAMILY_IDS)
+@pytest.mark.parametrize("draft_ids", [None, [3, 5, 7, 11, 100]], ids=["all", "few"])
+def test_parts_compute_what_the_module_does(method: str, changes: dict[str, str], draft_ids: list[int] | None) -> None:
     backend = make_target(48)
-    target = SimpleNamespace(vocab_size=VOCABULARY, backend=backend)
-    module = Eagle3Module(Eagle3Config(**LAYER, width=56, taps=(0, 1, 2), **changes), target, None)
-    random_(module, 3)
-    slow = SlowRows(module.row_parts(), backend, None)
-    tokens, path = [5, 6, 7, 8, 9], [11, 12]
-    features = torch.randn(5, 3 * 48)
-    expected = slow.follow(tokens, features, path)
-    module.double()
-    with torch.no_grad():
-        hidden = module.fuse(features.double())[None]
-        steps: list[Any] = []
-        for depth in range(3):
-            # Anchors are rows, so that of a row in the middle the texts differ; the last one's is this path.
-            fed = tokens if depth == 0 else [0] * 4 + [path[depth - 1]]
-            turn = rotations(module.config, torch.arange(5) + depth)
-            now = module.heads(backend.embed(torch.tensor(fed)).double()[None], hidden, turn)
-            output = module.finish(hidden, mix_causal(now, steps))
-            steps.append(now)
-            hidden = module.feedback(output)
-            assert torch.allclose(module.logits(output)[0, -1], expected[depth], atol=1e-5)
+    ids = None if draft_ids is None else torch.tensor(draft_ids)
+    module = random_module(method, info_of(backend), changes, ids, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(9, len(module.taps) * 48, generator=generator, dtype=torch.float64)
+    tokens, path = list(range(9)), [11, 12, 13]
+    expected = SlowRows(module.row_parts(), backend, None).follow(tokens, features, path)
+    rows = TorchRows(module)
+    found = [rows.begin([TrueRows(0, tokens, features)])[0]]
+    found += [rows.extend([Level(0, [token], [row - 1])])[0][0] for row, token in enumerate(path)]
+    for mine, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-5)
+    # And the C++ runner takes the very same parts.
+    native = NativeRows(module.row_parts(), backend)
+    logits = native.begin([TrueRows(0, tokens, features)])[0].double()
+    assert torch.corrcoef(torch.stack((logits, found[0])))[0, 1] > 0.99
+    assert native.chain([TrueRows(1, tokens, features)], [3])[0].tokens[0] in module.draft_ids
 
 
 # ---- the same bits -------------------------------------------------------------------------------
@@ -289,7 +288,6 @@ def test_whatever_cannot_be_is_an_error_and_changes_nothing() -> None:
         lambda: rows.fork(0, 1, 11),
         lambda: rows.fork(0, 1, -1),
         lambda: rows.fork(0, 0, 5),
-        lambda: rows.fork(9, 1, 1),
     ]
     for number, call in enumerate(wrong):
         with pytest.raises(DraftsmithError):
@@ -345,8 +343,9 @@ def test_options_are_checked() -> None:
 def test_what_the_kernels_cannot_serve_is_known() -> None:
     backend = make_target(64)
     parts = make_parts(backend, **{**KINDS["eagle3"], "head_dim": 8})
-    assert not NativeRows.can_run(parts, backend)
-    assert NativeRows.can_run(make_parts(backend, **KINDS["eagle3"]), backend)
+    assert not NativeRows.can_run(parts.shape, backend)
+    assert NativeRows.can_run(make_parts(backend, **KINDS["eagle3"]).shape, backend)
+    assert not NativeRows.can_run(make_parts(backend, **KINDS["eagle3"]).shape, tiny_backend(0))
 
 
 def _arguments() -> tuple[dict[str, Any], dict[str, Any]]:
