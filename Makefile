@@ -40,15 +40,15 @@ lint: $(PACKAGE)
 bench: $(PACKAGE)
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
-# The native code's tests on a build that stops at the first bad access or undefined behaviour; then the decoder and
-# its threads without Python, under these sanitizers and under the thread sanitizer.
+# The native code's tests on a build that stops at the first bad access or undefined behaviour; then the decoder, the row
+# drafter and their threads without Python, under these sanitizers and under the thread sanitizer.
 SANITIZED := env ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1
 sanitize: $(PACKAGE)
 	for kind in address thread; do \
 	  $(BIN)/cmake -S . -B build/sanitize-$$kind -DPython_EXECUTABLE="$(abspath $(BIN))/python" \
 	    -DDRAFTSMITH_SANITIZE=$$kind > /dev/null && \
-	  $(BIN)/cmake --build build/sanitize-$$kind --target decoder_check --parallel 2 > /dev/null && \
-	  $(SANITIZED) build/sanitize-$$kind/decoder_check || exit 1; \
+	  $(BIN)/cmake --build build/sanitize-$$kind --target decoder_check row_drafter_check --parallel 2 > /dev/null && \
+	  $(SANITIZED) build/sanitize-$$kind/decoder_check && $(SANITIZED) build/sanitize-$$kind/row_drafter_check || exit 1; \
 	done
 	$(BIN)/cmake --build build/sanitize-address --target _native --parallel 2 > /dev/null
 	DRAFTSMITH_NATIVE="$$(echo build/sanitize-address/_native*.so)" $(TEST_ENV) $(SANITIZED) \
@@ -60,7 +60,7 @@ sanitize: $(PACKAGE)
 	  LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
 	  $(BIN)/python -m pytest -p tests.drafters.instrumented_native -p no:xdist -k "not smollm2" \
 	  tests/models/test_native_exact.py tests/models/test_native_right.py tests/models/test_native_faults.py \
-	  tests/models/test_native_threads.py
+	  tests/models/test_native_threads.py tests/drafters/test_native_rows.py tests/drafters/test_native_rows_threads.py
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

@@ -24,6 +24,7 @@ from draftsmith.drafters.base import Tap, TargetInfo
 from draftsmith.drafters.draft_layer import DraftLayer, LayerShape, fill_normal
 from draftsmith.drafters.recurrent import RecurrentDrafter, RecurrentOptions
 from draftsmith.drafters.recurrent_module import Entry, RecurrentModule
+from draftsmith.drafters.row_parts import RowParts
 from draftsmith.drafters.trainable import LossOptions, TrainingBatch
 from draftsmith.errors import OptionError
 from draftsmith.registry import read_options
@@ -98,6 +99,16 @@ class Eagle1Module(RecurrentModule):
 
     def logits(self, output: torch.Tensor) -> torch.Tensor:
         return self.target_head(output)
+
+    def row_parts(self) -> RowParts:
+        return RowParts(
+            shape=self.config,
+            layer=self.layer,
+            draft_ids=self.draft_ids,
+            feature_width=self.config.width,
+            fuse=self.fc,
+            logit_cap=self._logit_cap,
+        )
 
     def loss(self, batch: TrainingBatch, options: LossOptions) -> LossReport:
         """SmoothL1 of the features, and 0.1 times the loss of the laws (the paper's cross-entropy has the gradient of

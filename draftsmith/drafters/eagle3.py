@@ -21,6 +21,7 @@ from draftsmith.drafters.base import Tap, TargetInfo
 from draftsmith.drafters.draft_layer import DraftLayer, LayerShape, RMSNorm, fill_normal
 from draftsmith.drafters.recurrent import RecurrentDrafter
 from draftsmith.drafters.recurrent_module import Entry, RecurrentModule
+from draftsmith.drafters.row_parts import RowParts
 from draftsmith.errors import OptionError
 from draftsmith.registry import read_options
 
@@ -130,6 +131,23 @@ class Eagle3Module(RecurrentModule):
 
     def logits(self, output: torch.Tensor) -> torch.Tensor:
         return self.lm_head(self.norm(output))
+
+    def row_parts(self) -> RowParts:
+        taps: list[torch.Tensor] = [norm.weight for norm in self.tap_norms if isinstance(norm, RMSNorm)]
+        return RowParts(
+            shape=self.config,
+            layer=self.layer,
+            draft_ids=self.draft_ids,
+            feature_width=self.fc.in_features,
+            reduce=self.fc,
+            tap_norms=torch.cat(taps) if taps else None,
+            embedding_norm=self.input_layernorm.weight,
+            feature_norm=self.hidden_norm.weight,
+            final_norm=self.norm.weight,
+            head_UD=self.lm_head.weight,
+            norms_residual=self.config.norm_before_residual,
+            feeds_normed=self.config.norm_output,
+        )
 
 
 @final

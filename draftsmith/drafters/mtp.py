@@ -25,6 +25,7 @@ from draftsmith.drafters.base import Tap, TargetInfo
 from draftsmith.drafters.draft_layer import DraftLayer, LayerShape, RMSNorm, fill_normal
 from draftsmith.drafters.recurrent import RecurrentDrafter
 from draftsmith.drafters.recurrent_module import Entry, RecurrentModule
+from draftsmith.drafters.row_parts import RowParts
 from draftsmith.drafters.trainable import LossOptions
 from draftsmith.errors import ModelFileError, OptionError
 from draftsmith.registry import read_options
@@ -146,6 +147,22 @@ class MtpModule(RecurrentModule):
 
     def logits(self, output: torch.Tensor) -> torch.Tensor:
         return self.target_head(self.norm(output))
+
+    def row_parts(self) -> RowParts:
+        return RowParts(
+            shape=self.config,
+            layer=self.layer,
+            draft_ids=self.draft_ids,
+            feature_width=self.config.width,
+            fuse=self.fc,
+            embedding_norm=self.token_norm.weight,
+            feature_norm=self.hidden_norm.weight,
+            attention_norm=self.input_layernorm.weight,
+            final_norm=self.norm.weight,
+            logit_cap=self._logit_cap,
+            is_feature_first=self.config.hidden_first,
+            feeds_normed=self.config.norm_output,
+        )
 
 
 def from_published(tensors: Mapping[str, torch.Tensor], variant: str) -> dict[str, torch.Tensor]:

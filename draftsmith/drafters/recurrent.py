@@ -44,6 +44,7 @@ class RecurrentOptions:
 
     `path`: the trained drafter's directory. `max_draft`: most nodes of a proposal. `tree`: "chain", "dynamic"
     (EAGLE-2's tree; rules that verify drawn chains alone get a chain), or children per level, as in "3x2x1".
+    `bits` (8 or 4): what the weights are quantised to beside a target on the native backend.
     `depth`, `top_k` of the dynamic tree: its longest path (6), and how many nodes of a level are expanded into how
     many children each (8).
     """
@@ -53,6 +54,7 @@ class RecurrentOptions:
     tree: str = _CHAIN
     depth: int | None = None
     top_k: int | None = None
+    bits: int = 8
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -61,6 +63,8 @@ class RecurrentOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OptionError(f"{name} is {value}; it must be at least 1")
+        if self.bits not in (4, 8):
+            raise OptionError(f"bits is {self.bits}; allowed: 8 or 4")
         if self.tree != _DYNAMIC:
             if self.depth is not None or self.top_k is not None:
                 raise OptionError(f"depth and top_k are for tree=dynamic, and tree is {self.tree}")
@@ -137,7 +141,7 @@ class RecurrentDrafter(TrainableDrafter):
         module = build_module(read_method(Path(options.path), cls.method, cls.alike), target)
         assert isinstance(module, RecurrentModule)
         module.for_drafting()
-        return cls(options, module, make_runner(module, target), target)
+        return cls(options, module, make_runner(module, target, options.bits), target)
 
     # -- proposing --------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import torch
 
 from draftsmith.drafters.base import Tap, TargetInfo
 from draftsmith.drafters.draft_layer import DraftLayer, Heads, LayerShape, rotations
+from draftsmith.drafters.row_parts import RowParts
 from draftsmith.drafters.trainable import DepthDraft, DraftModule, TrainingBatch, shift_left
 from draftsmith.drafters.unrolled_attention import DraftingRows, mix_unrolled
 
@@ -67,6 +68,10 @@ class RecurrentModule(DraftModule):
         if not self.drafts_with_target_head:
             self.target_head_UD = self.target_head_UD[:0].clone()
         self.eval().requires_grad_(False)
+
+    @abstractmethod
+    def row_parts(self) -> RowParts:
+        """The same module as data, for the runner in C++."""
 
     def target_head(self, hidden: torch.Tensor) -> torch.Tensor:
         """The target's own head over the draft ids: logits [.., U] of final hidden states [.., D]."""

@@ -82,12 +82,17 @@ def why_not(spec: DecoderSpec, *, device: str | torch.device = "cpu") -> str | N
 
 @final
 class NativeBackend(Backend):
-    """A decoder described by a spec, with packed weights in memory."""
+    """A decoder described by a spec, with packed weights in memory.
+
+    `embedding`, `head`: packed rows of the vocabulary, which drafters on the same threads may share.
+    """
 
     def __init__(self, spec: DecoderSpec, weights: Packer, options: NativeOptions, threads: int) -> None:
         from draftsmith import _native
 
         self.spec = spec
+        self.options = options
+        self.threads = threads
         self.cache = KVCache(
             spec, dtype=CACHE_DTYPES[options.cache], device=torch.device("cpu"), key_block=_native.KEY_BLOCK
         )
@@ -101,13 +106,13 @@ class NativeBackend(Backend):
             }
             for layer in range(spec.num_layers)
         ]
-        self._embedding, self._head, final_norm = weights.ends()
+        self.embedding, self.head, final_norm = weights.ends()
         try:
             self._decoder = _native.Decoder(
                 _shape(spec),
                 layers,
-                self._embedding,
-                self._head,
+                self.embedding,
+                self.head,
                 final_norm,
                 cache_type=options.cache,
                 threads=threads,
@@ -169,10 +174,10 @@ class NativeBackend(Backend):
         return self._decoder.kernels
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        return _rows(self._embedding, tokens).mul_(self.spec.embedding_scale)
+        return _rows(self.embedding, tokens).mul_(self.spec.embedding_scale)
 
     def head_rows(self, tokens: torch.Tensor) -> torch.Tensor:
-        return _rows(self._head, tokens)
+        return _rows(self.head, tokens)
 
     def score(self, groups: Sequence[RowGroup], taps: frozenset[int | str] = frozenset()) -> Scored:
         self.check_request(groups, taps)

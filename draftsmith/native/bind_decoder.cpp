@@ -1,6 +1,4 @@
 // Binds packed weights and the decoder; checks what Python hands over, computes nothing.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -8,40 +6,13 @@
 #include <nanobind/stl/vector.h>
 
 #include <climits>
-#include <cstring>
 #include <stdexcept>
 
+#include "bind_arguments.hpp"
 #include "decoder.hpp"
-
-namespace nb = nanobind;
 
 namespace draftsmith {
 namespace {
-
-template <class T>
-using Array = nb::ndarray<const T, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <class T>
-using Matrix = nb::ndarray<const T, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using FloatsIn = Array<float>;
-using FloatsOut = nb::ndarray<float, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-template <class T>
-std::span<const T> span_of(const Array<T>& array) {
-    return {array.data(), array.size()};
-}
-
-Floats copy_of(nb::handle array) {
-    if (array.is_none()) return {};
-    const auto values = nb::cast<FloatsIn>(array);
-    return {values.data(), values.data() + values.size()};
-}
-
-const Kernels* kernels_named(std::string_view name) {
-    for (const Kernels* kernels : {avx512_kernels(), avxvnni_kernels(), avx2_kernels(), portable_kernels()}) {
-        if (kernels != nullptr && (name == "auto" || name == kernels->name)) return kernels;
-    }
-    throw std::invalid_argument("no such instruction set here: " + std::string(name));
-}
 
 nb::list instruction_sets() {
     nb::list names;
@@ -49,30 +20,6 @@ nb::list instruction_sets() {
         if (kernels != nullptr) names.append(kernels->name);
     }
     return names;
-}
-
-Linear linear_of(nb::handle pair, std::size_t num_parts, const std::vector<int>& outputs, int inputs) {
-    const nb::tuple both = nb::cast<nb::tuple>(pair);
-    Linear linear{nb::cast<std::vector<std::shared_ptr<Packed>>>(both[0]), copy_of(both[1])};
-    if (linear.parts.size() != num_parts) throw std::invalid_argument("a linear layer has the wrong number of parts");
-    std::size_t total = 0;
-    for (std::size_t i = 0; i < num_parts; ++i) {
-        if (linear.parts[i] == nullptr) throw std::invalid_argument("a linear layer lacks a part");
-        const Packed& part = *linear.parts[i];
-        if (part.outputs() != outputs[i] || part.inputs() != inputs) {
-            throw std::invalid_argument("a linear layer has the wrong shape");
-        }
-        total += static_cast<std::size_t>(part.outputs());
-    }
-    if (!linear.bias.empty() && linear.bias.size() != total) throw std::invalid_argument("a bias has the wrong size");
-    return linear;
-}
-
-Floats norm_of(const nb::dict& values, const char* name, int size, bool is_optional) {
-    Floats norm = copy_of(values[name]);
-    if (norm.empty() && is_optional) return norm;
-    if (norm.size() != static_cast<std::size_t>(size)) throw std::invalid_argument("a norm has the wrong size");
-    return norm;
 }
 
 Shape shape_of(const nb::dict& values) {
@@ -121,10 +68,7 @@ void build(Decoder* self, const nb::dict& shape_values, const nb::list& layer_va
     if (final_norm.size() != static_cast<std::size_t>(shape.width)) throw std::invalid_argument("a norm has the wrong size");
     std::vector<Layer> layers;
     for (const nb::handle values : layer_values) layers.push_back(layer_of(nb::cast<nb::dict>(values), shape));
-    const CacheType type = cache_type == "float16"    ? CacheType::HALF
-                           : cache_type == "bfloat16" ? CacheType::BFLOAT
-                                                      : CacheType::FLOAT;
-    if (type == CacheType::FLOAT && cache_type != "float32") throw std::invalid_argument("an unknown cache type");
+    const CacheType type = cache_type_named(cache_type);
     if (threads < 1) throw std::invalid_argument("at least one thread is needed");
     new (self) Decoder(shape, std::move(layers), std::move(embedding), Linear{{std::move(head)}, {}},
                        Floats(final_norm.data(), final_norm.data() + final_norm.size()), type,

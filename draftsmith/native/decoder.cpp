@@ -1,31 +1,11 @@
 #include "decoder.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 namespace draftsmith {
-namespace {
-
-void pad(Floats& values, int size) {
-    if (!values.empty()) values.resize(static_cast<std::size_t>(size), 0.0f);
-}
-
-// Gate and up biases side by side, each from a tile's start on.
-void pad_halves(Floats& values, int half, int padded) {
-    if (values.empty()) return;
-    values.insert(values.begin() + half, static_cast<std::size_t>(padded - half), 0.0f);
-    values.resize(2 * static_cast<std::size_t>(padded), 0.0f);
-}
-
-template <class Vector>
-void grow(Vector& values, std::size_t size) {
-    if (values.size() < size) values.resize(size);
-}
-
-}  // namespace
 
 Decoder::Decoder(Shape shape, std::vector<Layer> layers, std::shared_ptr<Packed> embedding, Linear head,
                  Floats final_norm, CacheType cache_type, std::shared_ptr<Pool> pool, const Kernels* kernels)
@@ -100,22 +80,6 @@ std::size_t Decoder::weight_bytes() const {
 }
 
 // ---- before the threads start -------------------------------------------------------------------
-
-void Decoder::Quantised::resize(int rows, int groups) {
-    const std::size_t cells = at(rows, groups);
-    grow(codes, cells * GROUP);
-    grow(scales, cells);
-    grow(sums, cells);
-    grow(starts4, cells);
-    grow(starts8, cells);
-    grow(half_starts, 2 * cells);
-}
-
-Activations Decoder::Quantised::block(int start, int rows, int groups) {
-    const std::size_t cell = at(start, groups);
-    return {rows,           &codes[cell * GROUP], &scales[cell], &sums[cell], &starts4[cell], &starts8[cell],
-            &half_starts[2 * cell]};
-}
 
 void Decoder::plan_group(const Group& group, int group_index, int first_row) {
     for (int i = 0; i < group.num_rows; ++i) {

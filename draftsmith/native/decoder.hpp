@@ -6,48 +6,15 @@
 
 #include <cstdint>
 #include <memory>
-#include <new>
 #include <span>
 #include <vector>
 
+#include "activation_rows.hpp"
 #include "kernels.hpp"
 #include "packed.hpp"
 #include "pool.hpp"
 
 namespace draftsmith {
-
-// Begins at a cache line, as the rows that kernels read and write do.
-template <class T>
-struct LineAllocator {
-    using value_type = T;
-    static constexpr std::align_val_t LINE{64};
-    LineAllocator() = default;
-    template <class Other>
-    explicit LineAllocator(const LineAllocator<Other>&) {}
-    T* allocate(std::size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), LINE)); }
-    void deallocate(T* items, std::size_t) { ::operator delete(items, LINE); }
-    bool operator==(const LineAllocator&) const = default;
-};
-
-template <class T>
-using Lines = std::vector<T, LineAllocator<T>>;
-using Floats = Lines<float>;
-
-inline std::size_t at(int row, int stride) { return static_cast<std::size_t>(row) * static_cast<std::size_t>(stride); }
-inline int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
-
-// A block of rows is multiplied at once.
-inline int num_blocks(int rows, int most) { return (rows + most - 1) / most; }
-// Blocks of nearly equal size.
-inline int block_start(int block, int blocks, int rows) {
-    return static_cast<int>(static_cast<std::int64_t>(block) * rows / blocks);
-}
-
-// Packed weights that share an input, their outputs side by side; the bias is empty or as long as all outputs.
-struct Linear {
-    std::vector<std::shared_ptr<Packed>> parts;
-    Floats bias;
-};
 
 struct Layer {
     Linear qkv, output, gate_up, down;          // qkv: query, key, value; gate_up: gate, up
@@ -115,14 +82,6 @@ class Decoder {
         const float* cosines = nullptr;
         const float* sines = nullptr;
         int positions = 0;
-    };
-    // Quantised rows of one input, block by block.
-    struct Quantised {
-        Lines<std::int8_t> codes;
-        Floats scales, sums;
-        Lines<std::int32_t> starts4, starts8, half_starts;
-        Activations block(int start, int rows, int groups);
-        void resize(int rows, int groups);
     };
     struct Row {
         int group, position, first_row;  // first_row: of its group

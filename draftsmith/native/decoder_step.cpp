@@ -52,8 +52,8 @@ void Decoder::take_tap(const Step& step, int layer) {
 
 // Rows x[index(i)] [padded], normed if there is a weight, quantised block by block. Few rows are prepared by every
 // thread for itself, which is cheaper than to meet at a barrier; more rows of one block are cut by groups of inputs.
-Decoder::Quantised& Decoder::prepare(const float* x, const std::int32_t* index, int padded, int num_rows,
-                                     const Floats* norm_weight, Worker& worker) {
+Quantised& Decoder::prepare(const float* x, const std::int32_t* index, int padded, int num_rows,
+                            const Floats* norm_weight, Worker& worker) {
     const int blocks = num_blocks(num_rows, kernels_->max_block_rows), threads = pool_->threads();
     const bool is_alone = num_rows <= FEW_ROWS || threads == 1;
     Quantised& target = is_alone && blocks == 1 ? worker.quantised : shared_;
@@ -82,15 +82,9 @@ Decoder::Quantised& Decoder::prepare(const float* x, const std::int32_t* index, 
     return target;
 }
 
-// out [rows][16 * num_tiles], `stride` from row to row: the products of an input's rows with neighbouring tiles.
 void Decoder::multiply(const Packed& weights, int first_tile, int num_tiles, Quantised& input, int num_rows, float* out,
                        int stride) {
-    const int blocks = num_blocks(num_rows, kernels_->max_block_rows);
-    for (int block = 0; block < blocks; ++block) {
-        const int start = block_start(block, blocks, num_rows), end = block_start(block + 1, blocks, num_rows);
-        kernels_->multiply(weights, first_tile, num_tiles, input.block(start, end - start, weights.groups()),
-                           out + at(start, stride), static_cast<std::size_t>(stride));
-    }
+    multiply_blocks(*kernels_, weights, first_tile, num_tiles, input, num_rows, out, stride);
 }
 
 int Decoder::share_of(int total) const { return std::max(1, total / (pool_->threads() * 16)); }
@@ -154,7 +148,7 @@ void Decoder::quantise_part(const float* values, int first_input, int size, int 
 }
 
 // Returns the quantised outputs of all heads; ends at a barrier.
-Decoder::Quantised& Decoder::attend(const Layer& layer, const Step& step, Worker& worker) {
+Quantised& Decoder::attend(const Layer& layer, const Step& step, Worker& worker) {
     const int dim = shape_.head_dim, num_kv = shape_.num_kv_heads, group_size = shape_.num_heads / num_kv;
     const int pairs = num_rows_ * shape_.num_heads;
     const bool is_whole = dim % GROUP == 0;
