@@ -217,6 +217,10 @@ class WorkloadOptions:
 class MeasuringOptions:
     """What a benchmark compares, and how often."""
 
+    model: Annotated[
+        str,
+        Option("--model", "-m", metavar="NAME", help="Name in `draftsmith models`, or a path", rich_help_panel=_ARMS),
+    ] = "smollm2"
     drafters: Annotated[
         str,
         Option("--drafters", "-d", metavar="A,B,...", help='Our arms, "-" for none of them', rich_help_panel=_ARMS),
@@ -255,9 +259,7 @@ class BundleOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions(
-    JsonOption, BundleOptions, CoreSamplingOptions, RuntimeOptions, ModelOption, MeasuringOptions, WorkloadOptions
-):
+class BenchOptions(JsonOption, BundleOptions, CoreSamplingOptions, RuntimeOptions, MeasuringOptions, WorkloadOptions):
     """Options of `draftsmith bench`."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
-from draftsmith.bench.summary import BUSY_CORES
+from draftsmith.bench.summary import BUSY_CORES, estimates
 from draftsmith.cli.console import OutputConsole
 
 _FEW_ITEMS = 20
@@ -42,6 +42,10 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
     for result in summary["results"]:
         for reason, count in result["failed_requests"].items():
             lines.append(f"{result['arm']}: {count} requests failed and are in no figure: {reason}")
+        if estimates(result):
+            lines.append(
+                f"{result['arm']}: tokens of {estimates(result)} answers are an estimate, for nobody counted them."
+            )
         if result["divergent"]:
             lines.append(
                 f"{result['arm']}: {result['divergent']} answers differ from the baseline's, {result['near_ties']} of "
