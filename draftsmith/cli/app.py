@@ -32,8 +32,6 @@ from draftsmith.cli.options import (
 from draftsmith.errors import DraftsmithError
 
 USER_ERROR = 2
-READER_GONE = 141
-"""Exit code when nobody reads stdout any more, as in `draftsmith generate ... | head -1`."""
 
 # The parent of every mistake typer finds in a command line (unknown option, missing value, ...).
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -157,9 +155,6 @@ def run(arguments: Sequence[str]) -> int:
         return _complain(_usage_message(error))
     except DraftsmithError as error:
         return _complain(str(error))
-    except BrokenPipeError:
-        _drop_output()
-        return READER_GONE
     except OSError as error:
         _drop_output()
         name = f" ({error.filename})" if error.filename else ""

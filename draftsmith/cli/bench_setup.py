@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 # An open loop may have any number of requests under way; so many share a step.
 _OPEN_LOOP_BATCH = 8
+_MOST_AT_ONCE = 512
+"""Rows of a step that our engine plans with, one for each sequence at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +102,7 @@ def check(options: BenchOptions) -> Asked:
     repeats = Plan(repeats=options.repeats, precision=options.precision, max_seconds=options.max_seconds)
     tiers = parse_tiers(options.lengths) if options.lengths else ()
     arrivals = parse_arrivals(options.load or f"closed:{options.concurrency}")
-    _check_load(options, arrivals)
+    _check_load(options, arrivals, at_most=_MOST_AT_ONCE if drafters else None)
     loaded = _prompts(options)
     num_prompts = len(loaded.prompts) * max(len(tiers), 1)
     sent = plan(arrivals, num_requests=options.requests, num_prompts=num_prompts, seed=options.seed)
@@ -221,8 +223,12 @@ def _run_info(options: BenchOptions, workload: Workload, judge: Engine | None) -
     )
 
 
-def _check_load(options: BenchOptions, arrivals: Arrivals) -> None:
+def _check_load(options: BenchOptions, arrivals: Arrivals, *, at_most: int | None) -> None:
     """Nothing that is asked for is left undone in silence."""
+    if isinstance(arrivals, ClosedLoop) and at_most is not None and arrivals.concurrency > at_most:
+        raise OptionError(
+            f"concurrency must be at most {at_most} where our own engines take part, got {arrivals.concurrency}"
+        )
     if options.load and options.concurrency != 1:
         raise OptionError(
             f"--concurrency {options.concurrency} and --load {options.load} both say how requests are sent; give one"

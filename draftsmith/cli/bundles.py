@@ -80,9 +80,9 @@ def run_compare(options: CompareOptions) -> int:
 
 def _compare_table(result: Mapping[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("arm", overflow="fold")
-    for heading in ("speed-up, after / before", "tok/s, after / before", "tok/step", "same ids", "verdict"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("arm", overflow="fold", min_width=8, vertical="bottom")
+    for heading in ("speed-up\nafter / before", "tok/s\nafter / before", "tok/step", "same ids", "verdict"):
+        table.add_column(heading, justify="right", no_wrap=True, vertical="bottom")
     for item in result["results"]:
         before, after = item["tokens_per_step"]
         steps = "-" if before is None or after is None else f"{before:.2f} -> {after:.2f}"
@@ -104,4 +104,4 @@ def _compare_table(result: Mapping[str, Any]) -> Table:
 def _interval(found: Mapping[str, Any] | None) -> str:
     if found is None:
         return "-"
-    return f"{found['ratio']:.3f} ({found['low']:.3f}-{found['high']:.3f})"
+    return f"{found['ratio']:.2f} ({found['low']:.2f}-{found['high']:.2f})"

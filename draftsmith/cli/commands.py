@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import os
 import sys
 import typing
 from collections.abc import Callable
@@ -18,6 +19,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 SCREEN_WIDTH = 80
+READER_GONE = 141
+"""Exit code when nobody reads stdout any more, as in `draftsmith generate ... | head -1`."""
 _LAST_SECTION = "Options"
 
 
@@ -113,8 +116,13 @@ def add_command(
     def callback(**values: Any) -> int:
         module_name, _, function_name = target.partition(":")
         run: Callable[[Any], int] = getattr(importlib.import_module(module_name), function_name)
-        code = run(options_class(**values))
-        sys.stdout.flush()
+        try:
+            code = run(options_class(**values))
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The interpreter flushes stdout once more when it exits: give it somewhere to go.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return READER_GONE
         return code
 
     hints = typing.get_type_hints(options_class, include_extras=True)

@@ -72,7 +72,7 @@ def load_notes(summary: Mapping[str, Any]) -> list[str]:
 
 def _arms_table(results: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("arm", overflow="fold")
+    table.add_column("arm", overflow="fold", min_width=8)
     for heading in ("tok/step", "tok/s", "speed-up", "95 % CI", "same ids", "failed", "draft", "verify"):
         table.add_column(heading, justify="right", no_wrap=True)
     for result in results:

@@ -193,7 +193,7 @@ def test_an_open_loop_sends_every_prompt_of_every_length(bench, tmp_path):
         ("-n", "1", "--limit", "1"),
         ("-n", "100000", "--limit", "1"),
         ("-c", "50"),
-        ("-c", "1000000", "--limit", "1"),
+        ("-c", "512", "--limit", "1"),
         ("-r", "3", "--max-seconds", "1e-9"),
         ("-r", "4", "--precision", "1e9", "--limit", "2"),
         ("-t", "0.7", "--top-p", "1e-9"),
@@ -254,6 +254,9 @@ def test_comparing_two_runs(bench, capsys):
     told = capsys.readouterr().out
     assert "settings: seed was 0, is 7" in told
     assert "only in the second run: suffix" in told
+    rows = [line.split() for line in told.splitlines() if line.startswith(("none ", "ngram "))]
+    assert [(row[0], row[-1] in ("noise", "faster", "slower")) for row in rows] == [("none", True), ("ngram", True)]
+    assert all(len(line) <= 80 for line in told.splitlines() if line.startswith(("arm ", "none ", "ngram ")))
     assert "3/3" in told
     assert run("bench", "compare", first, second, "--json") == 0
     assert [item["arm"] for item in json.loads(capsys.readouterr().out)["results"]] == ["none", "ngram"]
@@ -315,6 +318,8 @@ def test_a_prompt_too_long_counts_as_failed_in_every_arm(bench, tmp_path):
         (("--load", "closed"), "closed"),
         (("--load", "poisson:2", "--requests", "0"), "requests must be from 1"),
         (("--requests", "3"), "--limit chooses"),
+        (("-c", "513"), "at most 512"),
+        (("--load", "closed:1000000"), "at most 512"),
         (("--load", "poisson:2", "-c", "8"), "both say how"),
         (("--load", "trace:/no/such/file"), "cannot read the trace"),
         (("--load", "trace:/"), "cannot read the trace"),

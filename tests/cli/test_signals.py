@@ -114,7 +114,8 @@ def test_ctrl_c_before_anything_can_be_compared(benchmark, capsys, lines):
         process.send_signal(signal.SIGINT)
         time.sleep(0.01)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    # The last of them may find the interpreter at its end, where no handler is left.
+    assert process.returncode in (130, -signal.SIGINT), err
     assert b"Traceback" not in err
     use(output, capsys)
 
@@ -124,7 +125,7 @@ def test_a_disk_that_is_full_ends_a_benchmark_with_one_line(tiny, tmp_path, caps
     prompts, output = tmp_path / "prompts.jsonl", tmp_path / "out"
     prompts.write_text('{"prompt": "abc"}\n' * 60)
     words = ["bench", "-m", tiny, "-p", prompts, "-o", output, "-d", "none,ngram", "-n", "30"]
-    limit = 40_000
+    limit = 100_000
     done = run_apart(*words, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 2, done.stderr
