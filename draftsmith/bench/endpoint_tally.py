@@ -81,7 +81,9 @@ class Tally:
             return None  # too late to count: the server told nothing of the chunks before
         if by in (None, "token ids") and isinstance(choice.get("token_ids"), list):
             self._counted_by = "token ids"
-            new = [int(token) for token in choice["token_ids"]]
+            new = choice["token_ids"]
+            if not all(type(token) is int and token >= 0 for token in new):
+                raise ValueError("ids that are no tokens")
             self._ids = (self._ids or []) + new
             return len(new)
         running = {"usage": _count(_told(event, "usage"), "completion_tokens")}

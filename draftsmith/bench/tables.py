@@ -53,7 +53,9 @@ def write_table(
     kinds: dict[str, str] = dict.fromkeys(more, "int") | fields
     schema = pyarrow.schema([(name, getattr(pyarrow, _TYPES[kind])()) for name, kind in kinds.items()])
     temporary = stem.with_name(f".{stem.name}.new")
-    pyarrow.parquet.write_table(pyarrow.table(columns, schema=schema), temporary)
+    # Opened here: by its name pyarrow would take a file for a URI, and refuse a name that is no text.
+    with temporary.open("wb") as sink:
+        pyarrow.parquet.write_table(pyarrow.table(columns, schema=schema), sink)
     os.replace(temporary, stem.with_suffix(".parquet"))
 
 
@@ -98,7 +100,8 @@ def _read_parquet(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
     import pyarrow.parquet
 
     try:
-        table = pyarrow.parquet.read_table(path, columns=list(names))
+        with path.open("rb") as source:
+            table = pyarrow.parquet.read_table(source, columns=list(names))
     except pyarrow.ArrowException as error:
         raise ValueError(f"{path.name} is damaged: {error}") from error
     return {name: table.column(name).to_pylist() for name in names}

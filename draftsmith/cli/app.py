@@ -29,7 +29,7 @@ from draftsmith.cli.options import (
     ReportOptions,
     RescoreOptions,
 )
-from draftsmith.errors import DraftsmithError
+from draftsmith.errors import DraftsmithError, OptionError
 
 USER_ERROR = 2
 
@@ -183,7 +183,13 @@ def _drop_output() -> None:
 def _joined(arguments: Sequence[str]) -> list[str]:
     """`bench compare` is a command with a space in its name, so that `bench` itself can be one too."""
     joined = " ".join(arguments[:2])
-    known = {command.name for command in app.registered_commands}
+    known = {str(command.name) for command in app.registered_commands}
+    parts = [name.partition(" ")[2] for name in sorted(known) if name.startswith(f"{joined.split(' ')[0]} ")]
+    if parts and joined not in known and len(arguments) > 1 and not arguments[1].startswith("-"):
+        raise OptionError(
+            f"{arguments[0]} has no part {arguments[1]!r}: write {', '.join(parts)} or options; see "
+            f"draftsmith {arguments[0]} --help"
+        )
     return [joined, *arguments[2:]] if len(arguments) > 1 and joined in known else list(arguments)
 
 

@@ -36,7 +36,9 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
     """What a reader of the figures should know."""
     lines = []
     compared = [result["speedup"]["items"] for result in summary["results"] if result["speedup"] is not None]
-    if compared and min(compared) < _FEW_ITEMS:
+    if 1 in compared:
+        lines.append("One block was compared, so there is no telling what is noise; more prompts make intervals.")
+    elif compared and min(compared) < _FEW_ITEMS:
         lines.append(f"Only {min(compared)} blocks were compared: intervals from so few say little.")
     lines += load_notes(summary)
     for result in summary["results"]:
@@ -83,7 +85,7 @@ def _arms_table(results: list[dict[str, Any]]) -> Table:
             _number(result["tokens_per_step"]),
             _number(result["tokens_per_second"], 1),
             "-" if speedup is None else _times(speedup["ratio"]),
-            "-" if speedup is None else "{}-{}".format(*(_number(speedup[end]) for end in ("low", "high"))),
+            _ends(speedup),
             f"{result['identical']}/{compared}" if compared else "-",
             str(sum(result["failed_requests"].values())),
             _share(result, "draft"),
@@ -94,13 +96,13 @@ def _arms_table(results: list[dict[str, Any]]) -> Table:
 
 def _latency_table(results: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("seconds, p50 p99", no_wrap=True)
-    shown = {"ttft": "first token", "tpot": "per token", "itl_step": "between steps", "e2e": "answer"}
+    table.add_column("seconds,\np50  p99", overflow="fold", min_width=8, vertical="bottom")
+    shown = {"ttft": "first\ntoken", "tpot": "per\ntoken", "itl_step": "between\nsteps", "e2e": "whole\nanswer"}
     for heading in shown.values():
         table.add_column(heading, justify="right", no_wrap=True)
     has_goodput = any(result["latency"]["goodput"] is not None for result in results)
     if has_goodput:
-        table.add_column("goodput /s", justify="right", no_wrap=True)
+        table.add_column("goodput\nper second", justify="right", no_wrap=True)
     for result in results:
         cells = []
         for name in shown:
@@ -137,6 +139,12 @@ def _categories_table(results: list[dict[str, Any]]) -> Table:
 def _share(result: Mapping[str, Any], part: str) -> str:
     total = result["seconds_total"]
     return f"{100 * result['seconds'][part] / total:.0f} %" if total and result["seconds"] else "-"
+
+
+def _ends(speedup: Mapping[str, Any] | None) -> str:
+    if speedup is None or speedup["ratio"] is None or speedup["items"] < 2:
+        return "-"
+    return f"{_number(speedup['low'])}-{_number(speedup['high'])}"
 
 
 def _number(value: float | None, digits: int = 2) -> str:

@@ -285,6 +285,15 @@ def test_no_prefix_is_reused_while_measuring(bench, tmp_path):
     assert len(set(prompt_rows)) == 1
 
 
+def test_names_that_are_no_text_and_names_that_look_like_addresses(bench, tiny, tmp_path, capsys):
+    path = tmp_path / "caf\udce9.jsonl"
+    path.write_text('{"prompt": "abc"}\n')
+    for name in ("caf\udce9", "s3:", "file:x"):
+        _, output, _ = bench("-d", "none", path=path, name=name)
+        assert run("bench", "rescore", output) == 0
+        assert run("bench", "report", output, "-o", tmp_path / "page.md") == 0
+
+
 def test_a_second_run_needs_force(bench, tiny, prompts, tmp_path, capsys):
     bench("-d", "none,ngram", "--limit", "1")
     assert run("bench", "-m", tiny, "-p", prompts, "-o", tmp_path / "out") == 2
