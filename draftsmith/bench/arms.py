@@ -66,6 +66,18 @@ class Counters:
     accepted_at: tuple[int, ...] | None = None
     mean_length: float | None = None
 
+    def __post_init__(self) -> None:
+        """Raises `ValueError` for what is no count: an engine said it, and all counts are added up."""
+        counts = {name: getattr(self, name) for name in ("drafts", "drafted", "accepted", "steps")}
+        counts |= {f"accepted_at[{place}]": count for place, count in enumerate(self.accepted_at or ())}
+        for name, count in counts.items():
+            if count is not None and (type(count) is not int or count < 0):
+                raise ValueError(f"{name} is {count!r:.40}, no count")
+
+
+COUNTED_BY = "tokens_counted_by"
+"""Among the details of an answer without ids: how its tokens were counted; "estimate: ..." where nobody did."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:

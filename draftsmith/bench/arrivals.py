@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -19,6 +19,7 @@ from typing import final
 from draftsmith.bench.traces import TraceRequest, read_trace
 from draftsmith.errors import OptionError, PromptError
 
+_MOST_REQUESTS = 1_000_000
 _FORMS = "closed:8, poisson:2.5, bursty:rate=2:cv=4, bursty:rate=2:on=5:off=15, trace:FILE, trace:FILE:scale=0.5"
 
 
@@ -57,19 +58,19 @@ class OpenLoop:
         if self.requests and len(self.requests) != len(self.times):
             raise OptionError(f"{len(self.requests)} requests do not fit {len(self.times)} times")
 
-    def prompts(self, num_prompts: int) -> tuple[int, ...]:
-        """Which prompt each request sends: the trace's, else one after another and round again.
+    def prompts(self, usable: Sequence[int]) -> tuple[int, ...]:
+        """Which prompt each request sends: the trace's, else one usable after another and round again.
 
-        Raises `PromptError` where a trace names a prompt that is not there.
+        Raises `PromptError` where a trace names a prompt that is not among them.
         """
-        chosen = []
+        chosen, known = [], set(usable)
         for number, request in enumerate(self.requests or (TraceRequest(),) * len(self.times)):
-            if request.prompt is not None and request.prompt >= num_prompts:
+            if request.prompt is not None and request.prompt not in known:
                 raise PromptError(
-                    f"request {number + 1} of the trace asks for prompt {request.prompt}, "
-                    f"and there are {num_prompts} (0 to {num_prompts - 1})"
+                    f"request {number + 1} of the trace asks for prompt {request.prompt}, which is none of the "
+                    f"{len(usable)} that can be sent; prompts are counted from 0"
                 )
-            chosen.append(number % num_prompts if request.prompt is None else request.prompt)
+            chosen.append(usable[number % len(usable)] if request.prompt is None else request.prompt)
         return tuple(chosen)
 
 
@@ -171,13 +172,13 @@ def parse_arrivals(text: str) -> Arrivals:
     raise OptionError(f"arrivals {text!r} are not known; write {_FORMS}")
 
 
-def plan(arrivals: Arrivals, *, num_requests: int, seed: int = 0) -> ClosedLoop | OpenLoop:
+def plan(arrivals: Arrivals, *, num_requests: int | None, num_prompts: int = 1, seed: int = 0) -> ClosedLoop | OpenLoop:
     """What to do in a run: the loop itself, or the times of `num_requests` requests.
 
-    A trace gives the first `num_requests` of its own, or all it has where those are fewer.
+    `num_requests`: None is one for each of the `num_prompts` prompts, and all that a trace holds; of a trace the first.
     """
-    if num_requests < 1:
-        raise OptionError(f"num_requests must be at least 1, got {num_requests}")
+    if num_requests is not None and not 1 <= num_requests <= _MOST_REQUESTS:
+        raise OptionError(f"requests must be from 1 to {_MOST_REQUESTS}, got {num_requests}")
     if isinstance(arrivals, ClosedLoop):
         return arrivals
     if isinstance(arrivals, Trace):
@@ -188,7 +189,7 @@ def plan(arrivals: Arrivals, *, num_requests: int, seed: int = 0) -> ClosedLoop 
             requests=trace.requests[:num_requests],
             skipped=trace.skipped,
         )
-    return OpenLoop(times=tuple(itertools.islice(arrivals.times(seed), num_requests)))
+    return OpenLoop(times=tuple(itertools.islice(arrivals.times(seed), num_requests or num_prompts)))
 
 
 def _values(text: str, rest: str) -> dict[str, float]:

@@ -1,26 +1,26 @@
 """An OpenAI-compatible completion endpoint as an audited engine: vLLM, SGLang, a llama.cpp server, anybody's.
 
-Called by `draftsmith audit --endpoint`. Speaks POST /v1/completions with the standard library alone. What an endpoint
-does not tell stays unknown: no event log, no logits; tokens are spellings, or whole characters where it tells none.
+Called by `draftsmith audit --endpoint`. Speaks POST /v1/completions. What an endpoint does not tell, or tells as
+nonsense, stays unknown: no event log, no logits; tokens are spellings, or whole characters where it tells none.
 Invariant: whatever the other side sends or does not send, the caller meets an answer or an `EndpointError` of one line.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
-import urllib.error
-import urllib.parse
-import urllib.request
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, final
 
+from draftsmith.bench import endpoint_http
 from draftsmith.bench.audit_subject import Answer, Asked, Audited
+from draftsmith.bench.endpoint_http import Address, Exchange
+from draftsmith.bench.workloads.prompt import mended
 from draftsmith.errors import OptionError, UserError
 
 _AT_ONCE = 4
-_MOST_BYTES = 1 << 24
 # Our names, theirs. `top_k` is an extension that the usual servers know.
 _FIELDS = {
     "max_new_tokens": "max_tokens",
@@ -45,11 +45,9 @@ class EndpointAudited(Audited):
 
     def __init__(self, url: str, *, model: str | None = None, timeout: float = 60.0) -> None:
         """Raises `OptionError` for what is no HTTP address."""
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise OptionError(f"endpoint {url!r} is no address; write it like http://127.0.0.1:8000/v1")
-        base = url.rstrip("/").removesuffix("/completions")
-        self._base = base if base.endswith("/v1") else f"{base}/v1"
+        address = Address.parse(url.rstrip("/").removesuffix("/completions"))
+        base = address.base if address.base.endswith("/v1") else f"{address.base}/v1"
+        self._address = replace(address, base=base)
         self._timeout = timeout
         self._model = model
 
@@ -59,7 +57,7 @@ class EndpointAudited(Audited):
         if self._model is None:
             listed = self._fetch("/models", None).get("data")
             if not isinstance(listed, list) or not listed or not isinstance(listed[0], dict) or "id" not in listed[0]:
-                raise EndpointError(f"{self._base}/models lists no model; name one with --model")
+                raise EndpointError(f"{self._address}/models lists no model; name one with --model")
             self._model = str(listed[0]["id"])
         return self._model
 
@@ -78,40 +76,15 @@ class EndpointAudited(Audited):
             body[_FIELDS[name]] = value
         return body
 
-    def _one(self, body: Mapping[str, Any]) -> Answer:
-        return _answer_of(self._fetch("/completions", body), f"{self._base}/completions")
+    def _one(self, body: dict[str, Any]) -> Answer:
+        return _answer_of(self._fetch("/completions", body), f"{self._address}/completions")
 
-    def _fetch(self, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
-        address = self._base + path
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(address, data, {"Content-Type": "application/json"})
+    def _fetch(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        exchange, place = Exchange(self._address, {}, self._timeout), self._address.base + path
         try:
-            # Directly: an environment's proxies have no business between an audit and a local server.
-            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-            with opener.open(request, timeout=self._timeout) as response:
-                raw = response.read(_MOST_BYTES + 1)
-                missing = 0 if len(raw) > _MOST_BYTES else response.length or 0
-        except urllib.error.HTTPError as error:
-            said = " ".join(error.read(300).decode(errors="replace").split())
-            raise EndpointError(f"{address} answered {error.code}: {said or error.reason}") from error
-        except TimeoutError as error:
-            raise EndpointError(f"{address} did not answer within {self._timeout:g} s") from error
-        except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
-            if isinstance(reason, TimeoutError):
-                raise EndpointError(f"{address} did not answer within {self._timeout:g} s") from error
-            raise EndpointError(f"{address} failed: {type(error).__name__}: {reason}") from error
-        if missing:
-            raise EndpointError(f"{address} failed: the connection ended {missing} bytes before the answer did")
-        if len(raw) > _MOST_BYTES:
-            raise EndpointError(f"{address} sent more than {_MOST_BYTES >> 20} MiB")
-        try:
-            document = json.loads(raw)
-        except (ValueError, RecursionError) as error:
-            raise EndpointError(f"{address} sent something that is not JSON: {raw[:60]!r}") from error
-        if not isinstance(document, dict):
-            raise EndpointError(f"{address} sent JSON that is no object: {raw[:60]!r}")
-        return document
+            return exchange.get_json(place) if body is None else exchange.post_json(place, body)
+        except endpoint_http.EndpointError as error:
+            raise EndpointError(f"{self._address}{path} {error}") from error
 
 
 def _answer_of(document: Mapping[str, Any], address: str) -> Answer:
@@ -119,16 +92,18 @@ def _answer_of(document: Mapping[str, Any], address: str) -> Answer:
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, dict) or not isinstance(choice.get("text"), str):
         raise EndpointError(f"{address} sent no text: {json.dumps(document)[:120]}")
-    text, told = choice["text"], choice.get("logprobs")
+    text, told = mended(choice["text"]), choice.get("logprobs")
     tokens, logprobs, likeliest = None, None, None
     if isinstance(told, dict):
         tokens, logprobs, likeliest = (told.get(name) for name in ("tokens", "token_logprobs", "top_logprobs"))
     in_characters = not isinstance(tokens, list) or not all(isinstance(token, str | int) for token in tokens)
     if in_characters:
         tokens, logprobs, likeliest = list(text), None, None
-    if not isinstance(logprobs, list) or not all(isinstance(value, int | float) for value in logprobs):
+    if not isinstance(logprobs, list) or not all(map(_is_real, logprobs)):
         logprobs = None
-    if not isinstance(likeliest, list) or not all(isinstance(item, dict) for item in likeliest):
+    if not isinstance(likeliest, list) or not all(
+        isinstance(item, dict) and all(map(_is_real, item.values())) for item in likeliest
+    ):
         likeliest = []
     usage = document.get("usage")
     counts = usage if isinstance(usage, dict) else {}
@@ -142,6 +117,10 @@ def _answer_of(document: Mapping[str, Any], address: str) -> Answer:
         in_characters=in_characters,
         usage=(_whole(counts.get("completion_tokens")), _whole(counts.get("prompt_tokens"))),
     )
+
+
+def _is_real(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _whole(value: Any) -> int | None:

@@ -7,6 +7,7 @@ never "ok"; whatever differs is reported with its place and with what to ask for
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -83,7 +84,11 @@ class AuditReport:
         return _statement(self)
 
     def as_json(self) -> dict[str, Any]:
-        """One document."""
+        """One document; what is not finite is null, for JSON has no such numbers."""
+        document: dict[str, Any] = _finite(self._document())
+        return document
+
+    def _document(self) -> dict[str, Any]:
         return {
             "verdict": self.verdict.value,
             "statement": self.statement,
@@ -97,6 +102,14 @@ class AuditReport:
             "tested": dict(self.tested),
             "checks": [dataclasses.asdict(check) for check in self.checks],
         }
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _statement(report: AuditReport) -> str:

@@ -69,6 +69,10 @@ class EndpointOptions:
             raise OptionError(f"endpoint: timeout is {self.timeout:g}; it must be above 0")
         if self.key_env is not None and not os.environ.get(self.key_env):
             raise OptionError(f"endpoint: key_env names {self.key_env}, which is not set")
+        if not all("!" <= letter <= "~" for letter in os.environ.get(self.key_env or "", "")):
+            raise OptionError(
+                f"endpoint: {self.key_env} holds a space, a line break or a letter that no header can hold"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -195,7 +199,10 @@ class EndpointArm(Arm):
 
     def block_counters(self) -> Counters | None:
         """From the server's own counters; they hold the work of everybody who uses it."""
-        self._lost = None
+        lost, self._lost = self._lost, None
+        if lost is not None:  # not asked here: it would be one more wait for a server that hangs
+            self._reading = None
+            return None
         try:
             if self._server.name == "vllm":
                 before, self._reading = self._reading, read_vllm(self._aside().get(f"{self._address.root}/metrics"))

@@ -1,6 +1,7 @@
-"""HTTP with a server that answers in events: one connection per request, and every failure as one clear line.
+"""HTTP with a server of completions: one connection per request, and every failure as one clear line.
 
-Used by `endpoint_arm.py` alone. Plain `http.client`, because a request is one POST and its answer is read as it comes.
+Used by the endpoint arm and by the audit of endpoints. Plain `http.client`, because a request is one POST and its
+answer is read as it comes, and because an environment's proxies have no business between us and a local server.
 Invariant: whatever a server does wrong ends in an `EndpointError` in bounded time: the socket has a timeout at every
 wait, and `Exchange.abort`, called from another thread, ends all waits at once.
 """
@@ -73,7 +74,7 @@ class Exchange:
     """One request and its answer. `headers`: sent besides the usual ones."""
 
     def __init__(self, address: Address, headers: dict[str, str], timeout: float) -> None:
-        """`timeout`: most seconds of a GET, and of a single wait of a stream; `abort` limits all of that."""
+        """`timeout`: most seconds of a whole answer, and of a single wait of a stream; `abort` limits all of that."""
         self._address, self._headers, self._timeout = address, headers, timeout
         self._socket: socket.socket | None = None
         self._is_aborted = False
@@ -87,19 +88,37 @@ class Exchange:
 
     def get(self, path: str) -> str:
         """The body of a GET. Raises `EndpointError`."""
+        return self._whole("GET", path, None)
+
+    def get_json(self, path: str) -> dict[str, Any]:
+        """The object a GET answers. Raises `EndpointError`."""
+        return _object(self._whole("GET", path, None))
+
+    def post_json(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The object a POST answers. Raises `EndpointError`."""
+        return _object(self._whole("POST", path, body))
+
+    def _whole(self, method: str, path: str, body: dict[str, Any] | None) -> str:
         # A socket's timeout is that of one wait, and a server may send a byte now and then for ever.
         limit = threading.Timer(self._timeout, self.abort)
         limit.daemon = True
         limit.start()
         try:
-            with self._telling(), self._sent("GET", path, None) as response:
-                return response.read(_MOST_BODY).decode("utf-8", "replace")
+            with self._telling(), self._sent(method, path, body) as response:
+                data = response.read(_MOST_BODY + 1)
+                if self._is_aborted:  # the end of the data was our own
+                    raise EndpointError("was too slow")
+                if len(data) > _MOST_BODY:
+                    raise EndpointError(f"sent more than {_MOST_BODY >> 20} MiB")
+                if response.length:
+                    raise EndpointError(f"broke off {response.length} bytes before the end of its answer")
+        except EndpointError as error:
+            if self._is_aborted or isinstance(error.__cause__, TimeoutError):
+                raise Unreachable(f"gave no answer within {self._timeout:g} s") from error
+            raise
         finally:
             limit.cancel()
-
-    def get_json(self, path: str) -> dict[str, Any]:
-        """The object a GET answers. Raises `EndpointError`."""
-        return _object(self.get(path))
+        return data.decode("utf-8", "replace")
 
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[tuple[float, dict[str, Any]]]:
         """The events a POST is answered by, and when each was here. Raises `EndpointError`.
@@ -159,6 +178,8 @@ class Exchange:
             raise EndpointError(f"does not speak HTTP: {type(error).__name__} {_short(str(error))}".strip()) from error
         except OSError as error:
             raise EndpointError(f"broke off: {_why(error)}") from error
+        except ValueError as error:  # such as a host name that none can have
+            raise EndpointError(f"cannot be asked: {_short(str(error))}") from error
 
 
 def _lines(response: http.client.HTTPResponse) -> Iterator[tuple[float, str]]:
@@ -178,7 +199,7 @@ def _lines(response: http.client.HTTPResponse) -> Iterator[tuple[float, str]]:
 def _object(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EndpointError(f"sent what is no JSON: {_short(text)}") from error
     if not isinstance(found, dict):
         raise EndpointError(f"sent what is no object: {_short(text)}")
@@ -189,7 +210,7 @@ def _message(body: str) -> str:
     """What an error's body says, without its wrapping."""
     try:
         found = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return body
     inner = found.get("error", found) if isinstance(found, dict) else found
     if isinstance(inner, dict):

@@ -6,9 +6,11 @@ server is sent no field that OpenAI's reference does not have.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from draftsmith.bench.arms import Ask, Counters
@@ -81,8 +83,10 @@ def describe_server(server: Server, model: Mapping[str, Any], fetch: FetchObject
     """Version and the like, as far as the server tells; `bits_per_weight` where it can be computed."""
     found: dict[str, Any] = {"server": server.name, "prefix_reuse": server.reuse}
     meta = model.get("meta")
-    if isinstance(meta, dict) and meta.get("size") and meta.get("n_params"):
-        found["bits_per_weight"] = 8 * meta["size"] / meta["n_params"]
+    told_of_it = meta if isinstance(meta, dict) else {}
+    size, parameters = number(told_of_it.get("size")), number(told_of_it.get("n_params"))
+    if size and parameters:
+        found["bits_per_weight"] = 8 * size / parameters
     told = {**model, **about(server, fetch)}
     for key in ("version", "build_info", "max_model_len", "speculative_algorithm", "speculative_num_steps"):
         if told.get(key) is not None:
@@ -100,10 +104,19 @@ def about(server: Server, fetch: FetchObject) -> dict[str, Any]:
     return {}
 
 
+def number(value: Any) -> float | None:
+    """A finite number, from JSON or from the text of a counter; None for whatever else a server says."""
+    try:
+        found = float(value) if isinstance(value, int | float | str) else math.nan
+    except (ValueError, OverflowError):
+        return None
+    return found if math.isfinite(found) else None
+
+
 # -- counters ---------------------------------------------------------------------------------------
 
 _SAMPLE = re.compile(r"^(vllm:spec_decode_num_\w+?)(?:_total)?\{([^}]*)\} (\S+)$", re.MULTILINE)
-_POSITION = re.compile(r'position="(\d+)"')
+_POSITION = re.compile(r'position="(\d{1,4})"')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,14 +130,15 @@ class Reading:
 
     def since(self, earlier: Reading) -> Counters:
         """What came in between; all of it where the server has started again meanwhile."""
-        if self.drafts < earlier.drafts:
+        if self.drafts < earlier.drafts or len(self.accepted_at) < len(earlier.accepted_at):
             earlier = Reading()
-        before = (*earlier.accepted_at, *(0,) * (len(self.accepted_at) - len(earlier.accepted_at)))
         return Counters(
             drafts=self.drafts - earlier.drafts,
-            drafted=self.drafted - earlier.drafted,
-            accepted=self.accepted - earlier.accepted,
-            accepted_at=tuple(now - then for now, then in zip(self.accepted_at, before, strict=True)),
+            drafted=max(self.drafted - earlier.drafted, 0),
+            accepted=max(self.accepted - earlier.accepted, 0),
+            accepted_at=tuple(
+                max(now - then, 0) for now, then in zip_longest(self.accepted_at, earlier.accepted_at, fillvalue=0)
+            ),
         )
 
 
@@ -132,13 +146,16 @@ def read_vllm(metrics: str) -> Reading | None:
     """From vLLM's Prometheus text, engines added up; None where it does not speculate."""
     sums: dict[str, float] = {}
     positions: dict[int, float] = {}
-    for name, labels, value in _SAMPLE.findall(metrics):
+    for name, labels, text in _SAMPLE.findall(metrics):
+        value = number(text)
+        if value is None or value < 0:
+            return None
         position = _POSITION.search(labels)
         if name.endswith("_per_pos") and position:
             place = int(position[1])
-            positions[place] = positions.get(place, 0.0) + float(value)
+            positions[place] = positions.get(place, 0.0) + value
         else:
-            sums[name] = sums.get(name, 0.0) + float(value)
+            sums[name] = sums.get(name, 0.0) + value
     prefix = "vllm:spec_decode_num_"
     if f"{prefix}drafts" not in sums:
         return None
@@ -153,15 +170,15 @@ def read_vllm(metrics: str) -> Reading | None:
 def read_sglang(info: Mapping[str, Any]) -> Counters | None:
     """From SGLang's server info: an average since it started is all there is."""
     states = info.get("internal_states")
-    lengths = [state.get("avg_spec_accept_length") for state in states or () if isinstance(state, dict)]
-    told = [float(length) for length in lengths if length]
+    listed = states if isinstance(states, list) else []
+    lengths = [number(state.get("avg_spec_accept_length")) for state in listed if isinstance(state, dict)]
+    told = [length for length in lengths if length]
     return Counters(mean_length=sum(told) / len(told)) if told else None
 
 
 def request_counters(timings: Mapping[str, Any]) -> Counters | None:
     """From the timings llama.cpp's server adds to an answer."""
-    drafted = timings.get("draft_n")
-    if not isinstance(drafted, int):
+    drafted, accepted = (timings.get(name) for name in ("draft_n", "draft_n_accepted"))
+    if type(drafted) is not int or drafted < 0:
         return None
-    accepted = timings.get("draft_n_accepted")
-    return Counters(drafted=drafted, accepted=accepted if isinstance(accepted, int) else None)
+    return Counters(drafted=drafted, accepted=accepted if type(accepted) is int and 0 <= accepted <= drafted else None)

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
-from draftsmith.bench.arms import Answer, Arrival, Ask
+from draftsmith.bench.arms import COUNTED_BY, Answer, Arrival, Ask
 from draftsmith.bench.endpoint_http import EndpointError, error_in
 from draftsmith.bench.endpoint_servers import request_counters
+from draftsmith.bench.workloads.prompt import mended
 
 _KEPT_TIMINGS = ("prompt_ms", "predicted_ms", "prompt_n", "predicted_n")
 
@@ -55,8 +56,8 @@ class Tally:
             raise EndpointError(f"sent a chunk of unknown form: {type(error).__name__}: {error}") from error
 
     def _take(self, seconds: float, event: dict[str, Any]) -> Arrival | None:
-        self._usage = event.get("usage") or self._usage
-        self._timings = event.get("timings") or self._timings
+        self._usage = _told(event, "usage") or self._usage
+        self._timings = _told(event, "timings") or self._timings
         choices = event["choices"]
         if not choices:
             return None
@@ -80,14 +81,18 @@ class Tally:
             return None  # too late to count: the server told nothing of the chunks before
         if by in (None, "token ids") and isinstance(choice.get("token_ids"), list):
             self._counted_by = "token ids"
-            new = [int(token) for token in choice["token_ids"]]
+            new = choice["token_ids"]
+            if not all(type(token) is int and token >= 0 for token in new):
+                raise ValueError("ids that are no tokens")
             self._ids = (self._ids or []) + new
             return len(new)
-        running = {"usage": (event.get("usage") or {}).get("completion_tokens")}
-        running["timings"] = (event.get("timings") or {}).get("predicted_n")
+        running = {"usage": _count(_told(event, "usage"), "completion_tokens")}
+        running["timings"] = _count(_told(event, "timings"), "predicted_n")
         for name, total in running.items():
-            if by in (None, name) and isinstance(total, int):
+            if by in (None, name) and total is not None:
                 self._counted_by = name
+                if total < self._counted:
+                    raise ValueError(f"{name} tells {total} tokens after {self._counted}")
                 return total - self._counted
         entries = choice.get("logprobs") or {}
         listed = entries.get("tokens") or entries.get("content")
@@ -104,8 +109,8 @@ class Tally:
             raise EndpointError(f"broke off after {self.num_tokens} tokens without saying why")
         if reason not in ("stop", "length"):
             raise EndpointError(f"ended as {reason}")
-        total = self._usage.get("completion_tokens")
-        total = total if isinstance(total, int) else None
+        total = _count(self._usage, "completion_tokens")
+        is_told = total is not None or self._counted_by is not None
         found: list[Arrival | Answer] = []
         if self._counted_by is None:
             found += self._shared_out(total)
@@ -114,31 +119,40 @@ class Tally:
             rest = total - self._counted
             found.append(Arrival(key=self._ask.key, seconds=self._last_seconds or seconds, num_tokens=rest))
             self._counted = total
-        prompt_tokens = self._usage.get("prompt_tokens")
+        if is_told:
+            self._check()
+        prompt_tokens = _count(self._usage, "prompt_tokens")
         timings = {name: self._timings[name] for name in _KEPT_TIMINGS if name in self._timings}
         answer = Answer(
             key=self._ask.key,
             seconds=seconds,
-            prompt_tokens=prompt_tokens if isinstance(prompt_tokens, int) else len(self._ask.ids or ()),
+            prompt_tokens=len(self._ask.ids or ()) if prompt_tokens is None else prompt_tokens,
             token_ids=None if self._ids is None else tuple(self._ids),
             num_tokens=self._counted,
-            text="".join(self._text),
+            text=mended("".join(self._text)),
             finish_reason=reason,
             counters=request_counters(self._timings),
-            details={"tokens_counted_by": self._counted_by, **timings},
+            details={COUNTED_BY: self._counted_by, **timings},
         )
         return [*found, answer]
+
+    def _check(self) -> None:
+        """Refuse counts that cannot be: they would make a speed of tokens that nobody wrote or asked for."""
+        if self._counted > self._ask.max_new_tokens:
+            raise EndpointError(f"tells of {self._counted} tokens, and {self._ask.max_new_tokens} were asked for")
+        if self._counted == 0 and any(self._text):
+            raise EndpointError("tells of no tokens beside a text")
 
     def _shared_out(self, total: int | None) -> list[Arrival]:
         """Arrivals of chunks whose tokens nobody counted; `total` of them together, where the server told that."""
         count = self._count_tokens
         by = "the caller's tokenizer" if count else "one token a chunk"
         if total is None:
-            total = count("".join(self._text)) if count else len(self._held)
+            total = count(mended("".join(self._text))) if count else len(self._held)
             self._counted_by = f"estimate: {by}"
         else:
             self._counted_by = f"estimate: the total by usage, shared out by {by}"
-        weights = [max(count(text), 1) if count else 1 for _, text in self._held]
+        weights = [max(count(mended(text)), 1) if count else 1 for _, text in self._held]
         whole = sum(weights)
         arrivals, weight, handed_out = [], 0, 0
         for (seconds, _), own in zip(self._held, weights, strict=True):
@@ -158,3 +172,21 @@ def _text(choice: dict[str, Any]) -> str:
         return str(choice.get("text") or "")
     thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
     return str(thought) + str(delta.get("content") or "")
+
+
+def _told(event: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """An object in a chunk; empty where there is none."""
+    found = event.get(name) or {}
+    if not isinstance(found, dict):
+        raise TypeError(f"{name} is no object")
+    return found
+
+
+def _count(told: Mapping[str, Any], name: str) -> int | None:
+    """A number of tokens in such an object; None where it is not told."""
+    found = told.get(name)
+    if found is None:
+        return None
+    if type(found) is not int or found < 0:
+        raise EndpointError(f"tells {name} as {found!r:.40}")
+    return found

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from draftsmith.bench.arms import Answer, Arm, Ask, Message
+from draftsmith.bench.arms import COUNTED_BY, Answer, Arm, Ask, Message
 from draftsmith.bench.arrivals import OpenLoop
 from draftsmith.bench.environment import Settling
 from draftsmith.bench.prompts import Prompt
 from draftsmith.bench.runs import ArmRun, RequestRun
+from draftsmith.bench.workloads.prompt import mended
 from draftsmith.errors import DraftsmithError, OptionError, PromptError
 
 # Copying, so that drafters with a local index draft and the controllers see real verification steps.
@@ -87,7 +88,7 @@ def blocks_of(workload: Workload, usable: Sequence[int]) -> list[tuple[int, ...]
     their first prompts. An open loop is one block, its prompts those a trace names, else one after another.
     """
     if workload.open_loop is not None:
-        return [tuple(usable[place] for place in workload.open_loop.prompts(len(usable)))] if usable else []
+        return [workload.open_loop.prompts(usable)] if usable else []
     by_category: dict[str, list[int]] = {}
     for index in usable:
         by_category.setdefault(workload.prompts[index].category, []).append(index)
@@ -267,17 +268,18 @@ class _Block:
         talk = self._running.pop(answer.key)
         prompt = self._work.prompts[talk.prompt]
         ended = answer.seconds - self._began
-        known: dict[str, Any] = {"error": answer.error}
+        known: dict[str, Any] = {"error": answer.error and mended(answer.error)}
         if answer.error is None:
             known = {
                 "prompt_tokens": answer.prompt_tokens,
                 "num_tokens": answer.num_tokens,
                 "token_ids": answer.token_ids,
-                "text": answer.text,
+                "text": mended(answer.text),
                 "finish_reason": answer.finish_reason,
                 "arrivals": tuple(talk.arrivals),
                 "request": answer.request,
                 "counters": answer.counters,
+                "counted_by": answer.details.get(COUNTED_BY) if answer.token_ids is None else None,
             }
         self.done.append(
             RequestRun(
@@ -293,7 +295,7 @@ class _Block:
         )
         if answer.error is None and talk.turn + 1 < len(prompt.turns):
             said = [
-                {"role": "assistant", "content": answer.text},
+                {"role": "assistant", "content": mended(answer.text)},
                 {"role": "user", "content": prompt.turns[talk.turn + 1]},
             ]
             self._send(_Talk(talk.prompt, [*talk.messages, *said], talk.limit, turn=talk.turn + 1, due=ended))

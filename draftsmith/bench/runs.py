@@ -25,7 +25,7 @@ class RequestRun:
     `prompt`: index in the workload. `due`: when it should have been sent (an open loop decides that, a closed one
     sends when a place is free), `sent`: when it was. `arrivals`: when tokens became visible, and how many.
     `token_ids`: None where the engine tells only text. `request`: its number in the arm's event log, None without
-    one. `error`: why it failed.
+    one. `counted_by`: how its tokens were counted, where it was not by their ids. `error`: why it failed.
     """
 
     prompt: int
@@ -43,6 +43,7 @@ class RequestRun:
     arrivals: tuple[tuple[float, int], ...] = ()
     request: int | None = None
     counters: Counters | None = None
+    counted_by: str | None = None
     error: str | None = None
 
 

@@ -9,7 +9,7 @@ its reason and enters no other figure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -33,6 +33,7 @@ DEFINITIONS = {
     "steps": "(request, step) pairs after the prompt: a batched forward is one for each request in it",
     "tokens_per_step": "(emitted_tokens - prompt_step_tokens) / steps, pooled over the run, bonus token included",
     "tokens_per_second": "emitted_tokens / seconds_total, prompts included; blocks with a failed request left out",
+    "tokens_counted_by": "requests by how their tokens were counted, where an engine told no ids",
     "speedup": "tokens_per_second over the baseline's on the same blocks; 95 % paired bootstrap over blocks",
     "identical": "answers whose token ids equal the baseline's",
     "depths": "per draft depth: pairs that decided it, accepted of those (conditional), product so far (survival)",
@@ -78,6 +79,17 @@ def summarise_run(measured: Measured) -> dict[str, Any]:
         "definitions": DEFINITIONS,
         "results": results,
     }
+
+
+def figures_of(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A summary without the words that explain it, which another version may put otherwise."""
+    return {name: value for name, value in summary.items() if name != "definitions"}
+
+
+def estimates(result: Mapping[str, Any]) -> int:
+    """Requests of an arm whose tokens nobody counted."""
+    told = result.get("tokens_counted_by", {})
+    return sum(count for by, count in told.items() if by.startswith("estimate"))
 
 
 def compared_runs(measured: Measured) -> list[ArmRun]:
@@ -130,6 +142,7 @@ class _Figures:
             "latency": latencies([request for run in timed for request in run.requests], seconds, self._targets),
             "memory_bytes": max((run.memory_bytes for run in own if run.memory_bytes is not None), default=None),
             **self._sameness(arm, answered),
+            **_counted(answered),
         }
 
     def cost(self, arm: str) -> list[dict[str, Any]]:
@@ -159,7 +172,7 @@ class _Figures:
             self._items(run for run in self._by_arm[name] if (run.repeat, run.block) in shared)
             for name in (arm, self._baseline)
         )
-        if not own or not all(sum(total.tokens for total in side.values()) > 0 for side in (own, base)):
+        if not own or not all(_makes_a_rate(side) for side in (own, base)):
             return {"ratio": None, "low": None, "high": None, "items": 0}
         interval = ratio_interval(
             [(own[item].tokens, own[item].seconds) for item in own],
@@ -197,6 +210,16 @@ class _Figures:
             "first_divergence": min((item.position for item in differences), default=None),
             "unsteady": sum(len(ids) > 1 for ids in own.values()),
         }
+
+
+def _counted(answered: Sequence[RequestRun]) -> dict[str, Any]:
+    """How tokens were counted, where an engine told no ids."""
+    found = Counter(request.counted_by for request in answered if request.counted_by is not None)
+    return {"tokens_counted_by": dict(found)} if found else {}
+
+
+def _makes_a_rate(items: Mapping[int, _Total]) -> bool:
+    return sum(item.tokens for item in items.values()) > 0 and sum(item.seconds for item in items.values()) > 0
 
 
 def key(request: RequestRun) -> tuple[int, int]:

@@ -82,7 +82,7 @@ def read_trace(path: Path) -> TraceFile:
 
 
 def _lines(path: Path) -> list[_Line]:
-    data = read_file(path)
+    data = read_file(path, "trace")
     whole, _, rest = data.rpartition(b"\n")
     pieces = [*whole.split(b"\n"), rest]
     found = []

@@ -55,6 +55,7 @@ class WorkerArm(Arm):
         self._refused: list[Answer] = []
         self._running: Ask | None = None
         self._running_key = -1
+        self._num_told = 0
         self._deadline = 0.0
         self._ended_because: str | None = _NOT_OPEN
 
@@ -84,6 +85,10 @@ class WorkerArm(Arm):
         except WorkerError as error:
             self.close()
             raise UserError(f"{self.name}: {error}") from error
+        except BaseException:  # such as Ctrl-C: a worker that is loading would not hear that it may end
+            if self._process is not None:
+                self._process.kill()
+            raise
         self._ended_because = None
         return self.describe(found)
 
@@ -172,6 +177,7 @@ class WorkerArm(Arm):
     def _send_next(self) -> None:
         assert self._process is not None
         ask = self._running = self._waiting.popleft()
+        self._num_told = 0
         self._deadline = perf_counter() + self._settings.timeout
         fields: dict[str, Any] = {
             "ids": [int(token) for token in ask.ids or ()],
@@ -188,7 +194,9 @@ class WorkerArm(Arm):
         if ask is None or line.key != self._running_key:
             raise WorkerError(f"the worker answered request {line.key}, which is not running")
         if "tokens" in line.body:
-            return [Arrival(key=ask.key, seconds=line.seconds, num_tokens=len(line.body["tokens"]))]
+            num_new = len(line.body["tokens"])
+            self._num_told += num_new
+            return [Arrival(key=ask.key, seconds=line.seconds, num_tokens=num_new)] if num_new else []
         answer = self._answer(ask, line)
         self._running = None
         if self._waiting:
@@ -200,8 +208,9 @@ class WorkerArm(Arm):
             return Answer(key=ask.key, seconds=line.seconds, error=f"{self.name}: {line.body['error']}")
         result = line.body["result"]
         try:
-            ids = tuple(int(token) for token in result.pop("ids"))
+            ids = tuple(result.pop("ids"))
             counters = Counters(**result.pop("counters"))
+            self._check(ask, ids)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise WorkerError(f"the worker's result is unreadable: {type(error).__name__}: {error}") from error
         return Answer(
@@ -215,6 +224,15 @@ class WorkerArm(Arm):
             counters=counters if counters != Counters() else None,
             details=result,
         )
+
+    def _check(self, ask: Ask, ids: tuple[Any, ...]) -> None:
+        """Refuse ids that cannot be this request's: they would be counted as if it had written them."""
+        if not all(type(token) is int and token >= 0 for token in ids):
+            raise ValueError("ids that are no tokens")
+        if len(ids) != self._num_told:
+            raise ValueError(f"{len(ids)} tokens, and {self._num_told} were told as they came")
+        if len(ids) > ask.max_new_tokens:
+            raise ValueError(f"{len(ids)} tokens, and {ask.max_new_tokens} were asked for")
 
     def _fail_all(self, reason: str) -> list[Arrival | Answer]:
         """End the worker, and answer what it had."""

@@ -48,7 +48,10 @@ class WorkerProcess:
 
         Raises `WorkerError` when it cannot be started.
         """
-        self._log: IO[bytes] = log.open("a+b") if log else tempfile.TemporaryFile()
+        try:
+            self._log: IO[bytes] = log.open("a+b") if log else tempfile.TemporaryFile()
+        except OSError as error:
+            raise WorkerError(f"cannot write its log {log}: {error.strerror}") from error
         try:
             # In a session of its own, so that an interrupt from the keyboard reaches the benchmark alone.
             self._process = subprocess.Popen(

@@ -2,13 +2,14 @@
 
 The entry point of the installed script. Exit codes: 0 done; 1 the demo found a difference that a near
 tie does not explain, a bundle's figures are not those of its logs, or the audit found a drift; 2 the user's
-mistake, told in one line on stderr; 3 the audit could test nothing; 130 stopped by Ctrl-C; 141 the reader of
-stdout went away. Invariant: no mistake of a user ends in a traceback.
+mistake, or something the system refuses (a full disk), told in one line on stderr; 3 the audit could test nothing;
+130 stopped by Ctrl-C; 141 the reader of stdout went away. Invariant: no mistake of a user ends in a traceback.
 """
 
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -30,7 +31,7 @@ from draftsmith.cli.options import (
     RescoreOptions,
 )
 from draftsmith.cli.train_options import TrainOptions
-from draftsmith.errors import DraftsmithError
+from draftsmith.errors import DraftsmithError, OptionError
 
 USER_ERROR = 2
 
@@ -92,7 +93,8 @@ add_command(
     BenchOptions,
     "draftsmith.cli.bench:run",
     text="Compare drafters with plain decoding, paired and interleaved.",
-    example="draftsmith bench -p prompts.jsonl -d none,suffix -o bundles/first",
+    example="draftsmith bench -p builtin -d none,ngram,suffix -o bundles/first",
+    elsewhere=("ignore_eos", "raw", "top_p", "rule", "controller", "backend", "dtype", "threads"),
 )
 add_command(
     app,
@@ -171,6 +173,7 @@ add_command(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit the process."""
     keep_interrupts()
+    _open_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # an answer may hold characters that the locale lacks
             stream.reconfigure(errors="replace")
@@ -186,16 +189,41 @@ def run(arguments: Sequence[str]) -> int:
         return _complain(_usage_message(error))
     except DraftsmithError as error:
         return _complain(str(error))
+    except OSError as error:
+        _drop_output()
+        name = f" ({error.filename})" if error.filename else ""
+        return _complain(f"{error.strerror or error}{name}")
     except MemoryError:
         return _complain("not enough memory; a smaller model or fewer and shorter texts need less")
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
 
 
+def _open_streams() -> None:
+    """A stream that the caller closed goes nowhere, where None would break whoever writes."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
+
+
+def _drop_output() -> None:
+    """What cannot be written now cannot be when the interpreter flushes once more at its end: a full disk, say."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _joined(arguments: Sequence[str]) -> list[str]:
     """`bench compare` is a command with a space in its name, so that `bench` itself can be one too."""
     joined = " ".join(arguments[:2])
-    known = {command.name for command in app.registered_commands}
+    known = {str(command.name) for command in app.registered_commands}
+    parts = [name.partition(" ")[2] for name in sorted(known) if name.startswith(f"{joined.split(' ')[0]} ")]
+    if parts and joined not in known and len(arguments) > 1 and not arguments[1].startswith("-"):
+        raise OptionError(
+            f"{arguments[0]} has no part {arguments[1]!r}: write {', '.join(parts)} or options; see "
+            f"draftsmith {arguments[0]} --help"
+        )
     return [joined, *arguments[2:]] if len(arguments) > 1 and joined in known else list(arguments)
 
 

@@ -1,14 +1,17 @@
 """`draftsmith audit`: certify that an engine with speculation writes what it would write without.
 
 Called by `app`; composes the audit with an engine of ours, or with two endpoints. Exit codes: 0 exact, near ties
-included; 1 drifting; 3 nothing was tested; 130 interrupted, after the report of what was found so far.
+included; 1 drifting; 3 nothing was tested; 130 interrupted, after the report of what was found so far; 2 a mistake, or
+a server that went away, then too after that report.
 Invariants: everything that can be wrong with the options is found before a model is loaded; the report goes to stdout
 and nothing else does.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -24,7 +27,7 @@ from draftsmith.cli.console import OutputConsole
 from draftsmith.cli.interrupts import INTERRUPTED
 from draftsmith.cli.loading import load_audited, request_settings
 from draftsmith.cli.options import AuditOptions
-from draftsmith.errors import OptionError
+from draftsmith.errors import DraftsmithError, OptionError
 from draftsmith.registry import DRAFTERS, load_class, parse_selection
 
 NOTHING_TESTED = 3
@@ -34,6 +37,8 @@ _COARSE_NEAR_TIE = 0.5
 compute in it."""
 _COLORS = {Status.OK: "green", Status.NUMERICS: "yellow", Status.DIFFERS: "bold red", Status.NOT_TESTED: "dim"}
 _TELL_SECONDS = 30.0
+_BEGINS = b'{"verdict": '
+"""How a report for machines begins, so that one is not mistaken for a file of somebody else's."""
 
 
 def run(options: AuditOptions) -> int:
@@ -41,18 +46,24 @@ def run(options: AuditOptions) -> int:
     if options.output is not None:
         _check_writable(options.output)
     audit = _endpoint_audit(options) if options.endpoint or options.plain_endpoint else _engine_audit(options)
-    interrupted = _carry_out(audit)
+    broke: DraftsmithError | None = None
+    try:
+        interrupted = _carry_out(audit)
+    except DraftsmithError as error:
+        # Such as a server that went away: what was found before it did is told, and then why there is no more.
+        broke, interrupted = error, True
     report = audit.report(interrupted=interrupted)
+    if broke is not None and report.verdict is Verdict.NOT_TESTED:
+        raise broke
     document = json.dumps(report.as_json(), ensure_ascii=False, default=str)
-    if options.output is not None:
-        try:
-            options.output.write_text(document + "\n", encoding="utf-8")
-        except OSError as error:
-            raise OptionError(f"cannot write to output {options.output}: {error.strerror}") from error
     if options.json:
         print(document)
     else:
         _print_report(report)
+    if options.output is not None:
+        _write(options.output, document + "\n")
+    if broke is not None:
+        raise broke
     return INTERRUPTED if interrupted else _EXIT[report.verdict]
 
 
@@ -168,7 +179,31 @@ def _print_report(report: AuditReport) -> None:
 
 
 def _check_writable(path: Path) -> None:
+    """Only a report is ever replaced by one: anything else there may be a mistake that costs somebody a file."""
     if path.is_dir():
         raise OptionError(f"output {path} is a directory; give a file")
     if not path.absolute().parent.is_dir():
         raise OptionError(f"output {path}: there is no directory {path.parent}")
+    try:
+        if path.is_file() and _beginning(path) not in (b"", _BEGINS):
+            raise OptionError(f"output {path} is not an audit's report; give another name")
+        if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _beginning(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        return stream.read(len(_BEGINS))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> OptionError:
+    return OptionError(f"cannot write to output {path}: {error.strerror}")

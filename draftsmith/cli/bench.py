@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from draftsmith.bench.arms import Arm, Description
@@ -69,17 +69,15 @@ def run(options: BenchOptions) -> int:
 
 @contextmanager
 def _opened(arms: Mapping[str, Arm]) -> Iterator[dict[str, Description]]:
-    """All arms ready; whatever happens, they are closed at the end."""
-    try:
+    """All arms ready; whatever happens, all of them are closed at the end."""
+    with ExitStack() as stack:
         descriptions = {}
         for name, arm in arms.items():
             if not isinstance(arm, OwnArm):
                 note(f"starting {name} ...")
+            stack.callback(arm.close)
             descriptions[name] = arm.open()
         yield descriptions
-    finally:
-        for arm in arms.values():
-            arm.close()
 
 
 def _processes(arms: Mapping[str, Arm]) -> list[int]:

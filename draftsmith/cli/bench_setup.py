@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from draftsmith.bench.arms import Arm, Description, Message, RunInfo, check_arm, make_arm
-from draftsmith.bench.arrivals import ClosedLoop, OpenLoop, parse_arrivals, plan
+from draftsmith.bench.arrivals import Arrivals, ClosedLoop, OpenLoop, parse_arrivals, plan
 from draftsmith.bench.environment import hardware, versions
 from draftsmith.bench.latency import Targets
 from draftsmith.bench.own_arm import OwnArm
@@ -21,6 +21,7 @@ from draftsmith.bench.prompts import Loaded, Prompt, read_source
 from draftsmith.bench.repeats import Plan
 from draftsmith.bench.runner import Encode, Workload, usable_prompts
 from draftsmith.bench.runs import BASELINE
+from draftsmith.bench.summary import SCHEMA
 from draftsmith.bench.workloads.lengths import LengthTier, fit_prompts, parse_tiers
 from draftsmith.cli.console import note
 from draftsmith.cli.loading import load_arms, request_settings
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 # An open loop may have any number of requests under way; so many share a step.
 _OPEN_LOOP_BATCH = 8
+_MOST_AT_ONCE = 512
+"""Rows of a step that our engine plans with, one for each sequence at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +102,15 @@ def check(options: BenchOptions) -> Asked:
     repeats = Plan(repeats=options.repeats, precision=options.precision, max_seconds=options.max_seconds)
     tiers = parse_tiers(options.lengths) if options.lengths else ()
     arrivals = parse_arrivals(options.load or f"closed:{options.concurrency}")
+    _check_load(options, arrivals, at_most=_MOST_AT_ONCE if drafters else None)
     loaded = _prompts(options)
-    sent = plan(arrivals, num_requests=options.requests or len(loaded.prompts), seed=options.seed)
+    num_prompts = len(loaded.prompts) * max(len(tiers), 1)
+    sent = plan(arrivals, num_requests=options.requests, num_prompts=num_prompts, seed=options.seed)
     if isinstance(sent, OpenLoop):
+        sent.prompts(range(num_prompts))
         for line in sent.skipped:
             note(f"left out of the trace: {line}")
+        note(f"{len(sent.times)} requests, the last {sent.times[-1]:.3g} s after the first")
     return Asked(
         options=options,
         drafters=drafters,
@@ -131,6 +138,8 @@ def prepare(asked: Asked) -> Ready:
     usable, failed = usable_prompts(workload, encode)
     if not usable:
         raise PromptError(f"no prompt of {options.prompts} can be used; the first: {next(iter(failed.values()))}")
+    if isinstance(asked.sent, OpenLoop):
+        asked.sent.prompts(usable)
     if failed:
         note(f"{len(failed)} prompts cannot be used and count as failed; the first: {next(iter(failed.values()))}")
     return Ready(
@@ -150,6 +159,7 @@ def config_of(asked: Asked, ready: Ready, descriptions: Mapping[str, Description
         del written[name]
     loaded = asked.loaded
     return {
+        "schema": SCHEMA,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **written,
         "arms": list(asked.names),
@@ -211,6 +221,20 @@ def _run_info(options: BenchOptions, workload: Workload, judge: Engine | None) -
         count_tokens=lambda text: len(tokenizer.encode(text, special=False)),
         decode=tokenizer.decode,
     )
+
+
+def _check_load(options: BenchOptions, arrivals: Arrivals, *, at_most: int | None) -> None:
+    """Nothing that is asked for is left undone in silence."""
+    if isinstance(arrivals, ClosedLoop) and at_most is not None and arrivals.concurrency > at_most:
+        raise OptionError(
+            f"concurrency must be at most {at_most} where our own engines take part, got {arrivals.concurrency}"
+        )
+    if options.load and options.concurrency != 1:
+        raise OptionError(
+            f"--concurrency {options.concurrency} and --load {options.load} both say how requests are sent; give one"
+        )
+    if options.requests is not None and isinstance(arrivals, ClosedLoop):
+        raise OptionError("--requests is for loads that send at times of their own; --limit chooses the prompts")
 
 
 def _prompts(options: BenchOptions) -> Loaded:

@@ -12,9 +12,9 @@ from typing import Any
 
 from rich.table import Table
 
-from draftsmith.bench.bundle import read, read_summary
+from draftsmith.bench.bundle import read, read_prompts, read_summary
 from draftsmith.bench.compare import compare
-from draftsmith.bench.summary import summarise_run
+from draftsmith.bench.summary import figures_of, summarise_run
 from draftsmith.cli.console import OutputConsole, note
 from draftsmith.cli.options import CompareOptions, RescoreOptions
 from draftsmith.cli.tables import print_bench_tables
@@ -32,7 +32,7 @@ def run_rescore(options: RescoreOptions) -> int:
     if not (options.bundle / "summary.json").exists():
         note(f"{options.bundle} was cut off and has no summary of its own: this is what was measured")
         return 0
-    written = read_summary(options.bundle)
+    written, summary = figures_of(read_summary(options.bundle)), figures_of(summary)
     if summary == written:
         note("summary.json holds the same figures")
         return 0
@@ -54,7 +54,8 @@ def _differing(first: Any, second: Any, place: str = "") -> list[str]:
 
 def run_compare(options: CompareOptions) -> int:
     """Say what changed between two bundles and whether it is noise."""
-    result = compare(read(options.first), read(options.second))
+    first, second = (read(path) for path in (options.first, options.second))
+    result = compare(first, second, prompts=(read_prompts(options.first), read_prompts(options.second)))
     if options.json:
         print(json.dumps(result, ensure_ascii=False))
         return 0
@@ -66,6 +67,8 @@ def run_compare(options: CompareOptions) -> int:
         if arms:
             console.print(f"only in {which} run: {', '.join(arms)}", soft_wrap=True)
     console.print(_compare_table(result))
+    if result["items"] < 2:
+        console.print("One block alone: nothing tells what is noise and what is not.", soft_wrap=True)
     console.print(
         f"{result['items']} blocks of prompts, paired; {100 * result['level']:.0f} % intervals. Speed-ups are judged "
         "over each run's own baseline, so a machine that was faster on one day changes nothing; only the baseline's "
@@ -77,17 +80,19 @@ def run_compare(options: CompareOptions) -> int:
 
 def _compare_table(result: Mapping[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("arm", overflow="fold")
-    for heading in ("speed-up, after / before", "tok/s, after / before", "tok/step", "same ids", "verdict"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("arm", overflow="fold", min_width=8, vertical="bottom")
+    for heading in ("speed-up\nafter / before", "tok/s\nafter / before", "tok/step", "same ids", "verdict"):
+        table.add_column(heading, justify="right", no_wrap=True, vertical="bottom")
     for item in result["results"]:
         before, after = item["tokens_per_step"]
         steps = "-" if before is None or after is None else f"{before:.2f} -> {after:.2f}"
         judged = item["speedup"] or item["speed"]
-        verdict = "noise" if item["is_noise"] else "faster" if judged["ratio"] > 1 else "slower"
+        verdict = {None: "unknown", True: "noise", False: "changed"}[item["is_noise"]]
+        if judged is not None and verdict == "changed":
+            verdict = "faster" if judged["ratio"] > 1 else "slower"
         table.add_row(
             item["arm"],
-            "-" if item["speedup"] is None else _interval(item["speedup"]),
+            _interval(item["speedup"]),
             _interval(item["speed"]),
             steps,
             f"{item['identical']['same']}/{item['identical']['of']}",
@@ -96,5 +101,7 @@ def _compare_table(result: Mapping[str, Any]) -> Table:
     return table
 
 
-def _interval(found: Mapping[str, Any]) -> str:
-    return f"{found['ratio']:.3f} ({found['low']:.3f}-{found['high']:.3f})"
+def _interval(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return "-"
+    return f"{found['ratio']:.2f} ({found['low']:.2f}-{found['high']:.2f})"

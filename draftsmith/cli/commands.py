@@ -24,19 +24,23 @@ READER_GONE = 141
 _LAST_SECTION = "Options"
 
 
-@final
 class SectionedCommand(TyperCommand):
-    """A command whose help lists its options by section, in the order the sections first appear."""
+    """A command whose help lists its options by section, in the order the sections first appear.
+
+    `elsewhere`: names of options that mean the same for `generate`, whose help explains them.
+    """
+
+    elsewhere: tuple[str, ...] = ()
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write description, usage, sections and an example."""
         params: list[Any] = list(self.get_params(ctx))
         sections: dict[str, list[tuple[str, str]]] = {}
-        for param in params:
-            if param.param_type_name == "option":
-                sections.setdefault(getattr(param, "rich_help_panel", None) or _LAST_SECTION, []).append(
-                    _option_row(param)
-                )
+        options = [param for param in params if param.param_type_name == "option"]
+        for param in options:
+            if param.name not in self.elsewhere:
+                section = getattr(param, "rich_help_panel", None) or next(reversed(sections), _LAST_SECTION)
+                sections.setdefault(section, []).append(_option_row(param))
         arguments = [param.metavar for param in params if param.param_type_name == "argument"]
         required = [f"{param.opts[0]} {param.metavar}" for param in params if param.required and param.metavar]
         needed = arguments or required
@@ -49,6 +53,10 @@ class SectionedCommand(TyperCommand):
             formatter.indent()
             formatter.write_dl([(first.ljust(width), text) for first, text in rows], col_max=width)
             formatter.dedent()
+        if self.elsewhere:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in self.elsewhere)
+            formatter.write("\n")
+            formatter.write_text(f"Also, as in `draftsmith generate --help`: {flags}")
         formatter.write(f"\n{_bold('Example:')} {self.epilog}\n")
 
 
@@ -89,10 +97,20 @@ def _bold(text: str) -> str:
     return typer.style(text, bold=True)
 
 
-def add_command(app: typer.Typer, name: str, options_class: type, target: str, *, text: str, example: str) -> None:
+def add_command(
+    app: typer.Typer,
+    name: str,
+    options_class: type,
+    target: str,
+    *,
+    text: str,
+    example: str,
+    elsewhere: tuple[str, ...] = (),
+) -> None:
     """Add a command whose options are `options_class` and whose work is `target` ("module:function").
 
-    The function gets one instance of the class and returns the exit code.
+    The function gets one instance of the class and returns the exit code. `elsewhere`: options, by the names of their
+    fields, that the help only names.
     """
 
     def callback(**values: Any) -> int:
@@ -117,7 +135,8 @@ def add_command(app: typer.Typer, name: str, options_class: type, target: str, *
     # typer reads a callback's signature and annotations; ours are those of the dataclass.
     callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     callback.__annotations__ = hints
-    app.command(name, cls=SectionedCommand, help=text, epilog=example)(callback)
+    made = type("Command", (SectionedCommand,), {"elsewhere": elsewhere})
+    app.command(name, cls=made, help=text, epilog=example)(callback)
 
 
 def _default(item: dataclasses.Field[Any]) -> Any:

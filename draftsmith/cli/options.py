@@ -201,7 +201,7 @@ class WorkloadOptions:
     ] = ""
     requests: Annotated[
         int | None,
-        Option("--requests", metavar="N", help="Of an open loop [one per prompt]", rich_help_panel=_WORKLOAD),
+        Option("--requests", metavar="N", help="How many an open loop sends [all once]", rich_help_panel=_WORKLOAD),
     ] = None
     lengths: Annotated[
         str, Option("--lengths", metavar="T", help="Tokens in and out: 1k:256,8k:64", rich_help_panel=_WORKLOAD)
@@ -219,6 +219,10 @@ class WorkloadOptions:
 class MeasuringOptions:
     """What a benchmark compares, and how often."""
 
+    model: Annotated[
+        str,
+        Option("--model", "-m", metavar="NAME", help="Name in `draftsmith models`, or a path", rich_help_panel=_ARMS),
+    ] = "smollm2"
     drafters: Annotated[
         str,
         Option("--drafters", "-d", metavar="A,B,...", help='Our arms, "-" for none of them', rich_help_panel=_ARMS),
@@ -238,7 +242,7 @@ class MeasuringOptions:
         Option("--precision", metavar="X", help="Enough when intervals are +-X, as 0.03", rich_help_panel=_ARMS),
     ] = None
     max_seconds: Annotated[
-        float | None, Option("--max-seconds", metavar="S", help="Begin nothing after", rich_help_panel=_ARMS)
+        float | None, Option("--max-seconds", metavar="S", help="Begin nothing after [no limit]", rich_help_panel=_ARMS)
     ] = None
     timeout: Annotated[
         float, Option("--timeout", metavar="S", help="Silence that fails a request", rich_help_panel=_ARMS)
@@ -257,9 +261,7 @@ class BundleOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions(
-    JsonOption, BundleOptions, CoreSamplingOptions, RuntimeOptions, ModelOption, MeasuringOptions, WorkloadOptions
-):
+class BenchOptions(JsonOption, BundleOptions, CoreSamplingOptions, RuntimeOptions, MeasuringOptions, WorkloadOptions):
     """Options of `draftsmith bench`."""
 
 

@@ -17,7 +17,7 @@ from draftsmith.bench.report.document import Run, document
 from draftsmith.bench.report.figures import can_draw
 from draftsmith.bench.report.render import MARK, to_html, to_markdown
 from draftsmith.bench.runs import Measured
-from draftsmith.bench.summary import summarise_run
+from draftsmith.bench.summary import figures_of, summarise_run
 from draftsmith.cli.console import note
 from draftsmith.cli.options import ReportOptions
 from draftsmith.errors import OptionError, UserError
@@ -92,7 +92,7 @@ def _write(target: Path, text: str) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.new")
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="replace")
         os.replace(temporary, target)
     except OSError as error:
         raise OptionError(f"cannot write {target}: {error.strerror}") from error
@@ -108,7 +108,7 @@ def _remarks(name: str, path: Path, summary: Mapping[str, Any]) -> list[str]:
     """What is odd about a bundle as it lies there."""
     if is_bundle(path) and not (path / "summary.json").exists():
         return [f"{name} was cut off and has no summary of its own: this is what was measured."]
-    if read_summary(path) != summary:
+    if figures_of(read_summary(path)) != figures_of(summary):
         return [
             f"{name}: summary.json holds other figures than its logs give, which are the ones here "
             "(draftsmith bench rescore names them)."

@@ -13,13 +13,13 @@ from typing import Any
 
 from rich.table import Table
 
-from draftsmith.bench.summary import BUSY_CORES
+from draftsmith.bench.summary import BUSY_CORES, estimates
 from draftsmith.cli.console import OutputConsole
 
 _FEW_ITEMS = 20
 _WIDE = 3  # arms beside the baseline: with more there is room for speed-ups alone
 _SPEEDUPS = "speed-up of (requests)"
-_NAME_WIDTH, _NUMBER_WIDTH = 22, 7
+_NUMBER_WIDTH = 7
 
 
 def print_bench_tables(summary: Mapping[str, Any]) -> None:
@@ -42,12 +42,18 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
     """What a reader of the figures should know."""
     lines = []
     compared = [result["speedup"]["items"] for result in summary["results"] if result["speedup"] is not None]
-    if compared and min(compared) < _FEW_ITEMS:
+    if 1 in compared:
+        lines.append("One block was compared, so there is no telling what is noise; more prompts make intervals.")
+    elif compared and min(compared) < _FEW_ITEMS:
         lines.append(f"Only {min(compared)} blocks were compared: intervals from so few say little.")
     lines += load_notes(summary)
     for result in summary["results"]:
         for reason, count in result["failed_requests"].items():
             lines.append(f"{result['arm']}: {count} requests failed and are in no figure: {reason}")
+        if estimates(result):
+            lines.append(
+                f"{result['arm']}: tokens of {estimates(result)} answers are an estimate, for nobody counted them."
+            )
         if result["divergent"]:
             lines.append(
                 f"{result['arm']}: {result['divergent']} answers differ from the baseline's, {result['near_ties']} of "
@@ -86,7 +92,7 @@ def _is_wide(results: list[dict[str, Any]]) -> bool:
 
 def _arms_table(results: list[dict[str, Any]], names: list[str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("arm", overflow="fold", min_width=_NAME_WIDTH)
+    table.add_column("arm", overflow="fold", min_width=8)
     for heading in ("tok/step", "tok/s", "speed-up", "95 % CI", "same ids", "failed", "draft", "verify"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, result in zip(names, results, strict=True):
@@ -97,7 +103,7 @@ def _arms_table(results: list[dict[str, Any]], names: list[str]) -> Table:
             _number(result["tokens_per_step"]),
             _number(result["tokens_per_second"], 1),
             "-" if speedup is None else _times(speedup["ratio"]),
-            "-" if speedup is None else "{}-{}".format(*(_number(speedup[end]) for end in ("low", "high"))),
+            _ends(speedup),
             f"{result['identical']}/{compared}" if compared else "-",
             str(sum(result["failed_requests"].values())),
             _share(result, "draft"),
@@ -108,13 +114,13 @@ def _arms_table(results: list[dict[str, Any]], names: list[str]) -> Table:
 
 def _latency_table(results: list[dict[str, Any]], names: list[str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("seconds, p50 p99", overflow="fold")
-    shown = {"ttft": "first token", "tpot": "per token", "itl_step": "between steps", "e2e": "answer"}
+    table.add_column("seconds,\np50  p99", overflow="fold", min_width=8, vertical="bottom")
+    shown = {"ttft": "first\ntoken", "tpot": "per\ntoken", "itl_step": "between\nsteps", "e2e": "whole\nanswer"}
     for heading in shown.values():
         table.add_column(heading, justify="right", no_wrap=True)
     has_goodput = any(result["latency"]["goodput"] is not None for result in results)
     if has_goodput:
-        table.add_column("goodput /s", justify="right", no_wrap=True)
+        table.add_column("goodput\nper second", justify="right", no_wrap=True)
     for name, result in zip(names, results, strict=True):
         cells = []
         for kind in shown:
@@ -166,6 +172,12 @@ def _categories_table(titles: list[str], others: list[dict[str, Any]]) -> Table:
 def _share(result: Mapping[str, Any], part: str) -> str:
     total = result["seconds_total"]
     return f"{100 * result['seconds'][part] / total:.0f} %" if total and result["seconds"] else "-"
+
+
+def _ends(speedup: Mapping[str, Any] | None) -> str:
+    if speedup is None or speedup["ratio"] is None or speedup["items"] < 2:
+        return "-"
+    return f"{_number(speedup['low'])}-{_number(speedup['high'])}"
 
 
 def _number(value: float | None, digits: int = 2) -> str:

@@ -64,6 +64,13 @@ class RequestStepRecord(NamedTuple):
         return not self.prompt and self.emitted > 0
 
     @property
+    def is_sound(self) -> bool:
+        """Whether its counts can belong together: what is read from a file need not."""
+        return not self.is_pair or (
+            self.accepted <= self.depth <= self.drafted and self.accepted <= self.emitted <= self.accepted + 1
+        )
+
+    @property
     def num_evaluated(self) -> int:
         """Depths whose acceptance this pair decided.
 
@@ -173,10 +180,7 @@ def _parse(line: str) -> StepRecord | RequestStepRecord:
         return StepRecord(**_checked(values, StepRecord.__annotations__))
     if kind == "request":
         record = RequestStepRecord(**_checked(values, RequestStepRecord.__annotations__))
-        if record.is_pair and not (
-            record.accepted <= record.depth <= record.drafted
-            and record.accepted <= record.emitted <= record.accepted + 1
-        ):
+        if not record.is_sound:
             raise ValueError("counts contradict: needed accepted <= depth <= drafted, emitted accepted or one more")
         return record
     raise ValueError('expected an object with "kind" "step" or "request"')

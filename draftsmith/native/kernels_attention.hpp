@@ -45,15 +45,13 @@ struct Attend {
         for (int q = 0; q < num_queries; q += ATTENTION_QUERIES) {
             const int count = num_queries - q < ATTENTION_QUERIES ? num_queries - q : ATTENTION_QUERIES;
             for (int start = base; start < reach; start += KEY_BLOCK) {
-                score_set(q, count, block(shared.keys, start), start);
+                score_set(q, count, row(shared.keys, start), start);
             }
         }
         for (int q = 0; q < num_queries; ++q) {
             if (queries[q].contiguous < queries[q].end) score_path(q);
         }
     }
-
-    const T* block(const void* keys, int start) const { return row(keys, start); }
 
     // NQ queries against a block of keys [head_dim, 16]; even and odd dimensions are summed apart.
     template <int NQ>
@@ -99,12 +97,12 @@ struct Attend {
         const int from = query.contiguous > base ? query.contiguous / KEY_BLOCK * KEY_BLOCK : base;
         for (int start = from; start < query.end; start += KEY_BLOCK) {
             const std::size_t elements = static_cast<std::size_t>(KEY_BLOCK * shared.head_dim);
-            __builtin_memcpy(copy, block(shared.keys, start), elements * sizeof(T));
+            __builtin_memcpy(copy, row(shared.keys, start), elements * sizeof(T));
             const int end = start + KEY_BLOCK < query.end ? start + KEY_BLOCK : query.end;
             int position = start > query.contiguous ? start : query.contiguous;
             for (position = position > query.first ? position : query.first; position < end; ++position) {
                 const int slot = query.path[position - query.contiguous];
-                const T* stored = block(shared.keys, slot / KEY_BLOCK * KEY_BLOCK) + slot % KEY_BLOCK;
+                const T* stored = row(shared.keys, slot / KEY_BLOCK * KEY_BLOCK) + slot % KEY_BLOCK;
                 T* to = copy + position % KEY_BLOCK;
                 for (int d = 0; d < shared.head_dim; ++d) to[d * KEY_BLOCK] = stored[d * KEY_BLOCK];
             }

@@ -71,7 +71,6 @@ class Packed {
     std::size_t sub_scales_at() const { return sub_scales_at_; }
     std::size_t sub_mins_at() const { return sub_mins_at_; }
     std::size_t codes_at() const { return codes_at_; }
-    std::size_t chunk_bytes() const { return chunk_bytes_; }
 
     OutputRow empty_row() const;
     void set(int output, const OutputRow& row);

@@ -1,12 +1,14 @@
 """A small completion endpoint over a Markov chain of words, honest or with a planted fault, for the audit's tests.
 
 `served(fault)` gives its address while the context lasts. Faults of what is written: "greedy", "law", "stop", "limit",
-"usage", "logprobs". Faults of the talking: "error", "hang", "die", "cut", "not json", "list", "no text", "no models".
+"usage", "logprobs". Faults of the talking: "error", "hang", "die", "cut", "dribble", "error that hangs", "not json",
+"deep", "list", "no text", "no models". Odd but understood: "characters", "surrogates", "nonsense beside".
 """
 
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from contextlib import contextmanager
@@ -50,6 +52,14 @@ def _write(body, fault):
     told = {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": likeliest}
     if fault == "characters":
         told = None
+    if fault == "surrogates":
+        text, told = "\ud83d" + text, None
+    if fault == "nonsense beside":
+        told = {
+            "tokens": tokens,
+            "token_logprobs": [math.nan] * len(tokens),
+            "top_logprobs": [{"a": "x"}] * len(tokens),
+        }
     usage = {"completion_tokens": len(tokens) + (fault == "usage"), "prompt_tokens": 3}
     return {"choices": [{"text": text, "finish_reason": reason, "logprobs": told}], "usage": usage}
 
@@ -64,10 +74,27 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.bodies.append(body)
         if fault == "hang":
             time.sleep(HANG_SECONDS)
+        if fault == "dribble":
+            self.send_response(200)
+            self.end_headers()
+            for _ in range(60):
+                self.wfile.write(b" ")
+                time.sleep(0.05)
+            return
+        if fault == "error that hangs":
+            self.send_response(500)
+            self.send_header("Content-Length", "100")
+            self.end_headers()
+            self.wfile.write(b"oh")
+            time.sleep(HANG_SECONDS)
+            return
+        if fault == "stops" and len(self.server.bodies) > 40:
+            self.connection.close()
+            return
         if fault == "die":
             self.connection.close()
             return
-        odd = {"not json": "<html>", "list": "[1]", "no text": '{"choices": [{}]}'}
+        odd = {"not json": "<html>", "deep": "[" * 100_000, "list": "[1]", "no text": '{"choices": [{}]}'}
         if fault == "error":
             self._send('{"error":\n "out of memory"}', 500)
         elif fault == "cut":

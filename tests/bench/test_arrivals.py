@@ -153,16 +153,20 @@ class TestForms:
             pass
 
     def test_a_plan_of_nothing(self):
-        with pytest.raises(OptionError, match="num_requests"):
-            plan(Poisson(rate=1), num_requests=0)
+        for number in (0, 10**9):
+            with pytest.raises(OptionError, match="requests must be from 1 to"):
+                plan(Poisson(rate=1), num_requests=number)
         for times in ((), (1.0, 0.5), (-1.0,), (float("nan"),)):
             with pytest.raises(OptionError):
                 OpenLoop(times=times)
         with pytest.raises(OptionError, match="do not fit"):
             OpenLoop(times=(1.0,), requests=(TraceRequest(), TraceRequest()))
 
+    def test_without_a_number_each_prompt_comes_once(self):
+        assert len(plan(Poisson(rate=1), num_requests=None, num_prompts=7).times) == 7
+
     def test_prompts_go_round(self):
-        assert OpenLoop(times=(0.0, 1.0, 2.0)).prompts(2) == (0, 1, 0)
+        assert OpenLoop(times=(0.0, 1.0, 2.0)).prompts((4, 7)) == (4, 7, 4)
 
 
 @pytest.fixture
@@ -184,10 +188,13 @@ class TestTraces:
         assert loop.times == (0.0, 0.75)
         assert loop.requests == (TraceRequest(prompt=1, input_len=30, output_len=4), TraceRequest())
         assert loop.skipped == ()
-        assert loop.prompts(2) == (1, 1)
-        with pytest.raises(PromptError, match="request 1 of the trace asks for prompt 1, and there are 1"):
-            loop.prompts(1)
+        assert loop.prompts((0, 1)) == (1, 1)
+        # A prompt is named by its place in the data, whichever of the others can be sent.
+        assert loop.prompts((1, 5)) == (1, 5)
+        with pytest.raises(PromptError, match="request 1 of the trace asks for prompt 1, which is none of the 2"):
+            loop.prompts((0, 2))
         assert plan(Trace(path=path), num_requests=1).times == (0.0,)
+        assert plan(Trace(path=path), num_requests=None, num_prompts=1).times == (0.0, 1.5)
 
     def test_csv(self, trace):
         path = trace("\ufeffTimestamp, input_len,model,output_len\r\n0.5,7,x,\r\n0.5,,,9\r\n", "trace.csv")
@@ -250,7 +257,7 @@ class TestTraces:
             assert part in str(caught.value)
 
     def test_a_file_that_is_not_there(self, tmp_path):
-        with pytest.raises(PromptError, match="absent"):
+        with pytest.raises(PromptError, match=r"the trace .*absent"):
             plan(Trace(path=tmp_path / "absent.jsonl"), num_requests=1)
 
     @settings(max_examples=150)

@@ -1,5 +1,7 @@
 """Endpoints are audited by their answers alone; whatever they send or do not send, there is one clear line."""
 
+import json
+
 import pytest
 
 from draftsmith.bench.audit import ENDPOINT_CASES, Audit, AuditPlan
@@ -77,6 +79,17 @@ def test_an_endpoint_without_tokens_is_compared_by_characters():
     assert status(report, "log-probabilities") is Status.NOT_TESTED
 
 
+@pytest.mark.parametrize("fault", ["surrogates", "nonsense beside"])
+def test_what_is_said_as_nonsense_is_not_told(fault):
+    """Half a character is mended; what is no number beside a token is no log-probability."""
+    report = between(fault, fault)
+    assert report.verdict is Verdict.EXACT
+    assert status(report, "log-probabilities") is Status.NOT_TESTED
+    json.dumps(report.as_json(), allow_nan=False, ensure_ascii=False).encode()
+    drifting = between("greedy", "nonsense beside")
+    assert drifting.verdict is Verdict.DRIFTING
+
+
 def test_what_is_asked_of_an_endpoint():
     with served() as (url, bodies):
         subject = EndpointAudited(f"{url}/v1/")
@@ -103,10 +116,13 @@ def test_what_is_asked_of_an_endpoint():
     ("fault", "parts"),
     [
         ("error", ["500", "out of memory"]),
-        ("hang", ["within 0.5 s"]),
-        ("die", ["failed"]),
-        ("cut", ["failed"]),
-        ("not json", ["not JSON", "<html>"]),
+        ("hang", ["gave no answer within 0.5 s"]),
+        ("dribble", ["gave no answer within 0.5 s"]),
+        ("error that hangs", ["500"]),
+        ("die", ["closed the connection without an answer"]),
+        ("cut", ["broke off"]),
+        ("not json", ["no JSON", "<html>"]),
+        ("deep", ["no JSON", "[["]),
         ("list", ["no object"]),
         ("no text", ["no text"]),
         ("no models", ["lists no model", "--model"]),
@@ -124,7 +140,7 @@ def test_every_way_of_failing_is_one_clear_line(fault, parts):
 def test_nobody_there():
     with served() as (url, _):
         pass
-    with pytest.raises(EndpointError, match="failed"):
+    with pytest.raises(EndpointError, match="cannot be reached: connection refused"):
         EndpointAudited(url).answer([Asked(prompt="abc", settings={})])
 
 
@@ -132,5 +148,11 @@ def test_options_that_make_no_sense():
     for url in ("localhost:8000", "ftp://x/v1", ""):
         with pytest.raises(OptionError, match="http://"):
             EndpointAudited(url)
+    for url in ("http://[::1", "http://h:99999", "http://h:x"):
+        with pytest.raises(OptionError, match="url="):
+            EndpointAudited(url)
+    for url in ("http://a..b", "http://h\u20ac..x"):
+        with pytest.raises(EndpointError, match="cannot be"):
+            EndpointAudited(url, model="m").answer([Asked(prompt="abc", settings={})])
     with pytest.raises(OptionError, match="banned_ids"):
         EndpointAudited("http://x", model="m").answer([Asked(prompt="abc", settings={"banned_ids": [1]})])

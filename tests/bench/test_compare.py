@@ -89,6 +89,32 @@ def test_only_what_both_runs_hold_is_compared():
     assert (found["only_in_first"], found["only_in_second"], found["items"]) == (["a"], ["b"], 3)
 
 
+def test_prompts_are_paired_by_what_they_are():
+    arms = {"none": ScriptedArm("none"), "ngram": ScriptedArm("ngram", 2)}
+    first, second = measured_run(arms, workload("abcd")), measured_run(arms, workload("dxbc"))
+    found = compare(first, second, prompts=("abcd", "dxbc"))
+    assert found["items"] == 3
+    assert [item["identical"] for item in found["results"]] == [{"same": 3, "of": 3}] * 2
+    with pytest.raises(UserError, match="no prompt in common"):
+        compare(first, second, prompts=("abcd", "efgh"))
+
+
+def test_one_block_tells_nothing_of_noise():
+    """Its interval is a point: it was called faster or slower, whichever way the wind blew."""
+    arms = {"none": ScriptedArm("none"), "ngram": ScriptedArm("ngram", 2)}
+    first = measured_run(arms, workload("a"))
+    found = compare(first, measured_run(arms, workload("a")))
+    assert [item["is_noise"] for item in found["results"]] == [None, None]
+
+
+def test_answers_without_tokens_have_no_speed():
+    arms = {"none": ScriptedArm("none"), "ngram": ScriptedArm("ngram", 2)}
+    first = measured_run(arms, workload("ab"), seconds=lambda *_: 0.0)
+    found = compare(first, first)
+    assert [(item["speed"], item["speedup"], item["is_noise"]) for item in found["results"]] == [(None,) * 3] * 2
+    assert summarise_run(first)["results"][1]["speedup"]["ratio"] is None
+
+
 def test_runs_with_nothing_in_common_are_refused():
     first, second = (measured_run({name: ScriptedArm(name)}, workload("ab")) for name in ("x", "y"))
     with pytest.raises(UserError, match="no arm"):

@@ -86,7 +86,7 @@ def test_chat_sends_messages(make, server, monkeypatch):
 
     server.answer = chat
     arm = make(options=":api=chat:key_env=A_KEY")
-    answer, arrivals = run_one(arm, ask(messages=MESSAGES))
+    answer, arrivals = run_one(arm, ask(messages=MESSAGES, n=9))
     assert server.bodies[0]["messages"] == MESSAGES and "prompt" not in server.bodies[0]
     assert server.headers[0]["Authorization"] == "Bearer secret"
     assert (answer.text, answer.num_tokens, answer.finish_reason) == ("hm yes", 7, "length")
@@ -140,7 +140,7 @@ def test_tokens_are_counted_by_their_ids(make, server):
         events.done()
 
     server.answer = speculate
-    answer, arrivals = run_one(make("vllm"), ask())
+    answer, arrivals = run_one(make("vllm"), ask(n=9))
     assert answer.token_ids == (10, 11, 12, 13, 2)
     assert [item.num_tokens for item in arrivals] == [1, 3, 1]
     assert arrivals[1].seconds - arrivals[0].seconds > 0.08
@@ -157,7 +157,7 @@ def test_tokens_are_counted_by_running_totals(make, server):
         events.done()
 
     server.answer = llama
-    answer, arrivals = run_one(make("llamacpp"), ask())
+    answer, arrivals = run_one(make("llamacpp"), ask(n=9))
     assert [item.num_tokens for item in arrivals] == [1, 3, 1]
     assert answer.counters == Counters(drafted=6, accepted=2)
     assert answer.details == {"tokens_counted_by": "timings", "predicted_n": 5, "predicted_ms": 80.0}
@@ -185,7 +185,7 @@ def test_tokens_are_counted_by_log_probabilities_and_the_end_token_is_not_lost(m
         events.done()
 
     server.answer = listed
-    answer, arrivals = run_one(make(), plain())
+    answer, arrivals = run_one(make(), plain(n=9))
     assert [item.num_tokens for item in arrivals] == [2, 2, 1]
     assert answer.details["tokens_counted_by"] == "log probabilities"
 
@@ -210,10 +210,30 @@ def test_tokens_nobody_counted_are_estimated_and_it_says_so(make, server, count_
         events.done()
 
     server.answer = tell
-    answer, arrivals = run_one(make(count_tokens=count_tokens), plain())
+    answer, arrivals = run_one(make(count_tokens=count_tokens), plain(n=9))
     assert [item.num_tokens for item in arrivals] == numbers
     assert answer.details["tokens_counted_by"] == f"estimate: {by}"
     assert arrivals[2].seconds - arrivals[0].seconds > 0.04
+
+
+def test_tokens_beyond_the_limit_are_a_fault_unless_they_are_an_estimate(make, server):
+    def many(handler, body):
+        events = Events(handler)
+        events.token("a", ids=[1, 2, 3, 4, 5], reason="length")
+        events.done()
+
+    server.answer = many
+    assert "tells of 5 tokens, and 4 were asked for" in error_of(make("vllm"), ask(n=4))
+
+    def chatty(handler, body):
+        events = Events(handler)
+        for _ in range(6):
+            events.token("a")
+        events.token("", reason="length")
+        events.done()
+
+    server.answer = chatty
+    assert run_one(make(), plain(n=4))[0].num_tokens == 6
 
 
 METRICS = """# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
@@ -376,6 +396,14 @@ def test_what_cannot_be_opened_says_why(server, monkeypatch):
     server.gets["/v1/models"] = "<html>"
     with pytest.raises(UserError, match="no JSON"):
         make_arm(f"endpoint:url={server.url}", RunInfo()).open()
+
+
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(monkeypatch):
+    for key in ("secret\n", "s\u00e9cret", "two words"):
+        monkeypatch.setenv("A_KEY", key)
+        with pytest.raises(OptionError, match="no header can hold") as caught:
+            make_arm("endpoint:url=http://h:1:key_env=A_KEY", RunInfo())
+        assert key.strip() not in str(caught.value)
 
 
 def test_selections():

@@ -85,6 +85,34 @@ def test_endpoints(capsys):
         assert "DRIFTING" in capsys.readouterr().out
 
 
+def test_a_server_that_goes_away_is_told_after_what_was_found(tmp_path, capsys):
+    with served() as (url, _), served("stops") as (other, _):
+        words = ["audit", "--plain-endpoint", url, "--endpoint", other, "-n", "24", "-o", tmp_path / "report.json"]
+        assert run(*words, "--json") == 2
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    assert document == json.loads((tmp_path / "report.json").read_text())
+    assert document["interrupted"] and document["checks"][0]["status"] == "ok"
+    assert captured.err.count("\n") == 1 and "closed the connection" in captured.err
+
+
+def test_only_a_report_is_replaced(audit, tmp_path, capsys):
+    path = tmp_path / "report.json"
+    path.write_text("my thesis")
+    audit("-o", path, code=2)
+    assert path.read_text() == "my thesis"
+    path.write_text("")
+    audit("-o", path)
+    audit("-o", path)
+    assert json.loads(path.read_text())["verdict"] == "exact"
+
+
+def test_a_report_that_cannot_be_written_is_shown_all_the_same(audit):
+    captured = audit("-o", "/dev/full", code=2)
+    assert "EXACT" in captured.out
+    assert "cannot write to output /dev/full: No space left" in captured.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
@@ -102,7 +130,8 @@ def test_endpoints(capsys):
         (["--output", "/"], ["directory"]),
         (["--endpoint", "http://127.0.0.1:9"], ["--plain-endpoint"]),
         (["--endpoint", "nowhere", "--plain-endpoint", "http://x"], ["nowhere", "http://"]),
-        (["--endpoint", "http://127.0.0.1:9", "--plain-endpoint", "http://127.0.0.1:9"], ["127.0.0.1:9", "failed"]),
+        (["--endpoint", "http://127.0.0.1:9", "--plain-endpoint", "http://127.0.0.1:9"], ["127.0.0.1:9", "refused"]),
+        (["--endpoint", "http://[::1", "--plain-endpoint", "http://x"], ["url=http://[::1"]),
     ],
     ids=lambda value: " ".join(value),
 )

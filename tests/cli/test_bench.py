@@ -131,6 +131,110 @@ def test_an_open_loop_sends_when_requests_are_due(bench):
     assert summary["results"][0]["latency"]["goodput"]["met"] == 6
 
 
+def test_a_trace_says_when_what_is_sent_and_how_much_is_wanted(bench, tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_text(
+        '{"timestamp": 1700000000.0, "prompt": 5, "output_len": 3}\r\n{"timestamp": 1700000000.1}\r\n'
+        '{"timestamp": 1700000000.3, "prompt": 5, "output_len": 7}\r\n{"timesta'
+    )
+    captured, output, summary = bench("-d", "none,ngram", "--load", f"trace:{path}:scale=0.5")
+    assert "left out of the trace" in captured.err and "line 4: half a line" in captured.err
+    assert "3 requests, the last 0.15 s after the first" in captured.err
+    for run_ in bundle.read(output).runs:
+        found = {(request.prompt, request.num_tokens): request.due for request in run_.requests}
+        assert found == {(5, 3): 0.0, (1, 20): pytest.approx(0.05), (5, 7): pytest.approx(0.15)}
+    assert [result["num_requests"] for result in summary["results"]] == [3, 3]
+    assert run("bench", "report", output, "--markdown") == 0
+    bench("-d", "none", "--load", f"trace:{path}", "--requests", "1", name="first")
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        ("", ["holds no requests"]),
+        (b"\xff\xfe\x00\n1\n", ["line 1", "UTF-8"]),
+        ('{"timestamp": 3}\n{"timestamp": 1}\n', ["line 2", "sort it"]),
+        ('{"when": 3}\n', ["line 1", "no time"]),
+        ('{"timestamp": NaN}\n', ["line 1", "number of seconds"]),
+        ('{"timestamp": 0, "prompt": 6}\n', ["request 1", "prompt 6", "none of the 6"]),
+    ],
+)
+def test_a_trace_that_is_wrong_ends_it_before_the_model_is_loaded(content, parts, prompts, tmp_path, capsys):
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    words = ["bench", "-m", "no such model", "-p", prompts, "-o", tmp_path / "out", "--load", f"trace:{path}"]
+    assert run(*words) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert all(part in line for part in parts), line
+
+
+def test_a_trace_names_prompts_by_their_place_whatever_can_be_sent(bench, tiny, tmp_path, capsys):
+    path, trace = tmp_path / "long.jsonl", tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("x" * CONTEXT, "abc", "xyz")))
+    trace.write_text('{"timestamp": 0, "prompt": 2}\n')
+    _, output, _ = bench("-d", "none", "--load", f"trace:{trace}", path=path)
+    assert [request.prompt for run_ in bundle.read(output).runs for request in run_.requests] == [2]
+    trace.write_text('{"timestamp": 0, "prompt": 0}\n')
+    assert run("bench", "-m", tiny, "-p", path, "-o", tmp_path / "no", "--load", f"trace:{trace}") == 2
+    assert "none of the 2 that can be sent" in capsys.readouterr().err
+
+
+def test_an_open_loop_sends_every_prompt_of_every_length(bench, tmp_path):
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps({"prompt": "the quick brown fox jumps over the lazy dog " * 3}) + "\n")
+    _, output, _ = bench("-d", "none", "--lengths", "32:5,48:7", "--load", "poisson:100", path=path)
+    assert [request.num_tokens for run_ in bundle.read(output).runs for request in run_.requests] == [5, 7]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("-n", "1"),
+        ("-n", "1", "--limit", "1"),
+        ("-n", "100000", "--limit", "1"),
+        ("-c", "50"),
+        ("-c", "512", "--limit", "1"),
+        ("-r", "3", "--max-seconds", "1e-9"),
+        ("-r", "4", "--precision", "1e9", "--limit", "2"),
+        ("-t", "0.7", "--top-p", "1e-9"),
+        ("--load", "poisson:1e9"),
+        ("--targets", "ttft=1e-9"),
+    ],
+    ids=" ".join,
+)
+def test_odd_sizes(bench, capsys, arguments):
+    captured, output, summary = bench("-d", "none,ngram", *arguments)
+    assert [result["failed_requests"] for result in summary["results"]] == [{}, {}]
+    assert [result["divergent"] for result in summary["results"]] == [0, 0]
+    assert captured.out.splitlines()[0].startswith("arm")
+    assert run("bench", "rescore", output) == 0
+    assert run("bench", "report", output, "--markdown") == 0
+    assert run("bench", "compare", output, output) == 0
+    assert "noise" in capsys.readouterr().out
+
+
+def test_runs_of_other_prompts_are_not_compared(bench, tmp_path, capsys):
+    first = bench("-d", "none,ngram", name="one")[1]
+    path = tmp_path / "others.jsonl"
+    path.write_text("".join(json.dumps({"prompt": text + "!"}) + "\n" for text in TEXTS))
+    second = bench("-d", "none,ngram", name="two", path=path)[1]
+    assert run("bench", "compare", first, second) == 2
+    assert "no prompt in common" in capsys.readouterr().err
+    # Half of the same prompts, and at other places: those are paired.
+    path.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in TEXTS[::-1][:3]))
+    third = bench("-d", "none,ngram", name="three", path=path)[1]
+    assert run("bench", "compare", first, third, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["items"] == 3
+    assert [item["identical"] for item in result["results"]] == [{"same": 3, "of": 3}] * 2
+
+
+def test_a_mistake_leaves_the_old_bundle_where_it_is(bench, prompts, tmp_path):
+    output = bench("-d", "none", "--limit", "1")[1]
+    assert run("bench", "-m", "no such model", "-p", prompts, "-o", output, "--force") == 2
+    assert bundle.read(output).runs
+
+
 def test_repeats_and_rescoring(bench, capsys):
     _, output, summary = bench("-d", "none,suffix", "--limit", "2", "--repeats", "3")
     assert (summary["repeats"], summary["results"][1]["num_requests"]) == (3, 6)
@@ -150,6 +254,9 @@ def test_comparing_two_runs(bench, capsys):
     told = capsys.readouterr().out
     assert "settings: seed was 0, is 7" in told
     assert "only in the second run: suffix" in told
+    rows = [line.split() for line in told.splitlines() if line.startswith(("none ", "ngram "))]
+    assert [(row[0], row[-1] in ("noise", "faster", "slower")) for row in rows] == [("none", True), ("ngram", True)]
+    assert all(len(line) <= 80 for line in told.splitlines() if line.startswith(("arm ", "none ", "ngram ")))
     assert "3/3" in told
     assert run("bench", "compare", first, second, "--json") == 0
     assert [item["arm"] for item in json.loads(capsys.readouterr().out)["results"]] == ["none", "ngram"]
@@ -176,6 +283,15 @@ def test_no_prefix_is_reused_while_measuring(bench, tmp_path):
     prompt_rows = [step.rows for step in steps if step.context == 0]
     assert len(prompt_rows) == 3
     assert len(set(prompt_rows)) == 1
+
+
+def test_names_that_are_no_text_and_names_that_look_like_addresses(bench, tiny, tmp_path, capsys):
+    path = tmp_path / "caf\udce9.jsonl"
+    path.write_text('{"prompt": "abc"}\n')
+    for name in ("caf\udce9", "s3:", "file:x"):
+        _, output, _ = bench("-d", "none", path=path, name=name)
+        assert run("bench", "rescore", output) == 0
+        assert run("bench", "report", output, "-o", tmp_path / "page.md") == 0
 
 
 def test_a_second_run_needs_force(bench, tiny, prompts, tmp_path, capsys):
@@ -209,6 +325,13 @@ def test_a_prompt_too_long_counts_as_failed_in_every_arm(bench, tmp_path):
         (("--max-turns", "0"), "at least 1"),
         (("--timeout", "0"), "above 0"),
         (("--load", "closed"), "closed"),
+        (("--load", "poisson:2", "--requests", "0"), "requests must be from 1"),
+        (("--requests", "3"), "--limit chooses"),
+        (("-c", "513"), "at most 512"),
+        (("--load", "closed:1000000"), "at most 512"),
+        (("--load", "poisson:2", "-c", "8"), "both say how"),
+        (("--load", "trace:/no/such/file"), "cannot read the trace"),
+        (("--load", "trace:/"), "cannot read the trace"),
         (("--peer", "nobody"), "nobody"),
         (("--peer", "label=nobody:x=1"), "nobody"),
         (("--peer", "=endpoint:url=http://h:1"), "empty label"),

@@ -166,6 +166,50 @@ def test_zero_drafts_and_single_token_steps() -> None:
     assert values["Spec-Bench mean accepted tokens"] == 1
 
 
+@pytest.mark.parametrize(
+    ("records", "ours", "spec_bench", "eagle", "vllm", "positions", "rate"),
+    [
+        # An end of text as the second of five drafts, all of which were right so far: the step counts 2 + 1.
+        ([(5, 2, 2, "stop")], 2, 3, 3, 1 + 2, (1, 1, 0, 0, 0), 2 / 5),
+        # The same with whole steps around: 4 of 4 and the bonus, then 0 of 3.
+        ([(4, 4, 5, None), (3, 0, 1, None), (4, 2, 2, "stop")], 8 / 3, (5 + 1 + 3) / 3, 9 / 3, 1 + 6 / 3,
+         (2 / 3, 2 / 3, 1 / 3, 1 / 3), 6 / 11),
+        # A stop string that leaves one of four accepted tokens, after a step of 4 of 4.
+        ([(4, 4, 5, None), (4, 1, 1, "stop")], 6 / 2, (5 + 2) / 2, 7 / 2, 1 + 5 / 2,
+         (2 / 2, 1 / 2, 1 / 2, 1 / 2), 5 / 8),
+        # A stop string inside the correction: nothing accepted was cut away.
+        ([(3, 1, 2, "stop")], 2, 2, 2, 1 + 1, (1, 0, 0), 1 / 3),
+        # Steps without a draft count for Spec-Bench and are no cycle for EAGLE, no draft for vLLM.
+        ([(0, 0, 1, None)] * 3 + [(2, 1, 2, None)], 5 / 4, (1 + 1 + 1 + 2) / 4, 2, 1 + 1, (1, 0), 1 / 2),
+        # Nothing but those.
+        ([(0, 0, 1, None)] * 4, 1, 1, None, None, None, None),
+        # Drafts of which none was right.
+        ([(2, 0, 1, None), (1, 0, 1, None)], 1, 1, 1, 1, (0, 0), 0),
+    ],
+)  # fmt: skip
+def test_published_conventions_on_cut_steps_and_zero_drafts(
+    records: list[Any], ours: Any, spec_bench: Any, eagle: Any, vllm: Any, positions: Any, rate: Any
+) -> None:
+    """Worked by hand from the definitions in the papers and the servers' sources; one log, each counts its own way."""
+    log = EventLog(
+        [],
+        [
+            request_step(number, drafted, accepted, emitted, stop_reason=stop)
+            for number, (drafted, accepted, emitted, stop) in enumerate(records)
+        ],
+    )
+    values = figures(log)
+    for name, expected in {
+        "Draftsmith tokens per step": ours,
+        "Spec-Bench mean accepted tokens": spec_bench,
+        "EAGLE tau": eagle,
+        "vLLM mean acceptance length": vllm,
+        "vLLM per-position acceptance rate": positions,
+        "vLLM draft acceptance rate": rate,
+    }.items():
+        assert values[name] == (None if expected is None else pytest.approx(expected)), name
+
+
 def test_only_prompt_steps_or_nothing_at_all() -> None:
     for log in (
         EventLog(),

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftsmith.bench.runs import BASELINE
-from draftsmith.bench.summary import BUSY_CORES
+from draftsmith.bench.summary import BUSY_CORES, estimates
 
 FEW_ITEMS = 20
 """Intervals from fewer blocks than this are told to say little."""
@@ -82,6 +82,11 @@ def warnings(summary: Mapping[str, Any]) -> list[str]:
             "goodput tell the arms apart."
         )
     for result in summary["results"]:
+        if estimates(result):
+            found.append(
+                f"{result['arm']}: tokens of {estimates(result)} answers are an estimate, for nobody counted them; so "
+                "are the figures per token."
+            )
         if result["unsteady"]:
             found.append(f"{result['arm']}: {result['unsteady']} answers differ from one repeat to another.")
     for reason, count in summary["failed_prompts"].items():

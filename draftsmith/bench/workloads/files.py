@@ -30,14 +30,14 @@ class Entry:
     number: int
 
 
-def read_file(path: Path) -> bytes:
+def read_file(path: Path, what: str = "prompts file") -> bytes:
     """The bytes of a file as they are on disk."""
     try:
         return path.read_bytes()
     except OSError as error:
-        raise PromptError(f"cannot read the prompts file {path}: {error.strerror}") from error
+        raise PromptError(f"cannot read the {what} {path}: {error.strerror}") from error
     except ValueError as error:  # a name that no file system takes
-        raise PromptError(f"cannot read the prompts file {path}: {error}") from error
+        raise PromptError(f"cannot read the {what} {path}: {error}") from error
 
 
 def entries_of(path: Path, data: bytes) -> Iterator[Entry]:

@@ -61,3 +61,8 @@ def is_text(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def mended(text: str) -> str:
+    """The text with halves of characters put together where they belong to each other, else replaced by U+FFFD."""
+    return text if is_text(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
