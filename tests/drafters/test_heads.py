@@ -20,7 +20,7 @@ from tests.drafters.loop import TABLE, Reading, TableBackend, always, make, targ
 from tests.drafters.trained import TOYS, batch_of, new_module, toy_directory
 from tests.models.fakes import tiny_backend
 
-NAMES = sorted(TOYS)
+NAMES = sorted(name for name in TOYS if TOYS[name][0] in ("medusa", "hydra", "mlp_speculator", "gloeckle"))
 PROMPT = [3, 1, 4, 1, 5]
 
 
