@@ -215,7 +215,8 @@ def judged_loss(
     row, -1 for a row that does not count. `row_weights_N`: factor of each row (see `path_weights`); the mean is
     over rows, not over weights.
     """
-    losses_N, hits_N, shared_N = _RowLosses.apply(draft_logits_NV, log_p_RV.detach(), law_of_N, loss)
+    apply: Callable[..., tuple[torch.Tensor, ...]] = _RowLosses.apply
+    losses_N, hits_N, shared_N = apply(draft_logits_NV, log_p_RV.detach(), law_of_N, loss)
     if row_weights_N is not None:
         losses_N = losses_N * torch.where(law_of_N >= 0, row_weights_N, 0).to(losses_N.dtype)
     rows = (law_of_N >= 0).sum()
