@@ -185,13 +185,13 @@ class _RowLosses(torch.autograd.Function):
         if gradient_NV is not None:
             gradient_NV[law_of_N < 0] = 0
         with torch.autocast(draft_logits_NV.device.type, enabled=False):
-            for rows in (law_of_N >= 0).nonzero().squeeze(-1).split(_CHUNK):
+            for rows in torch.split((law_of_N >= 0).nonzero().squeeze(-1), _CHUNK):
                 log_p = log_p_RV.index_select(0, law_of_N[rows]).to(wide)
                 logits = draft_logits_NV.index_select(0, rows).to(wide)
                 found = _rows_of(logits, log_p, loss, needed)
                 losses_N[rows], hits_N[rows], shared_N[rows] = found.losses, found.hits, found.shared
                 if gradient_NV is not None and found.gradient is not None:
-                    gradient_NV[rows] = found.gradient.to(gradient_NV.dtype)
+                    gradient_NV.index_copy_(0, rows, found.gradient.to(gradient_NV.dtype))
         ctx.save_for_backward(gradient_NV)
         ctx.mark_non_differentiable(hits_N, shared_N)
         return losses_N, hits_N, shared_N
@@ -215,7 +215,8 @@ def judged_loss(
     row, -1 for a row that does not count. `row_weights_N`: factor of each row (see `path_weights`); the mean is
     over rows, not over weights.
     """
-    losses_N, hits_N, shared_N = _RowLosses.apply(draft_logits_NV, log_p_RV.detach(), law_of_N, loss)
+    apply: Callable[..., tuple[torch.Tensor, ...]] = _RowLosses.apply
+    losses_N, hits_N, shared_N = apply(draft_logits_NV, log_p_RV.detach(), law_of_N, loss)
     if row_weights_N is not None:
         losses_N = losses_N * torch.where(law_of_N >= 0, row_weights_N, 0).to(losses_N.dtype)
     rows = (law_of_N >= 0).sum()

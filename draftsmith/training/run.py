@@ -7,8 +7,10 @@ written; the drafter's directory appears whole, at the end.
 
 from __future__ import annotations
 
+import fcntl
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,6 +123,23 @@ def carry_out(job: Job, listener: Listener, together: Processes, *, tell: Callab
     """
     settings = job.settings
     prepare_places(settings)
+    with alone_in(settings.state_dir) if together.is_first else nullcontext():
+        return _carry_out(job, listener, together, tell)
+
+
+@contextmanager
+def alone_in(directory: Path) -> Iterator[None]:
+    """Inside, no other run works in that directory. Raises `OptionError` when one does."""
+    with (directory / "lock").open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise OptionError(f"another run is at work in {directory}; give another --output") from error
+        yield
+
+
+def _carry_out(job: Job, listener: Listener, together: Processes, tell: Callable[[str], None]) -> Trainer:
+    settings = job.settings
     source = job.online if settings.cache is None else _cached(job, listener, together, tell)
     identity = {**settings.identity, "data": corpus_digest(job.corpus)}
     trainer = Trainer(settings, job.module, source, job.order, job.validation, together, identity)

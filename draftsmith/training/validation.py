@@ -10,7 +10,7 @@ Shape letters: B texts, L rows, K depths, A anchors, U draft vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,12 +106,16 @@ def replay(drafts_KL: Sequence[Sequence[int]], best_L: Sequence[int], answer: Se
                 chain.append(draft)
             tree = Tree((-2, *chain), tuple(range(-1, len(chain))))
             # The row of the answer's last token judges nothing that could still be emitted.
-            verdict = walk(tree, lambda node, path, root=root: best_L[root + node])
+            verdict = walk(tree, _tokens_from(best_L, root))
             emitted = verdict.cut(end - 1 - root).num_emitted
             root += emitted
             tokens += emitted
             steps += 1
     return Replay(tokens=tokens, steps=steps)
+
+
+def _tokens_from(best_L: Sequence[int], root: int) -> Callable[[int, Sequence[int]], int]:
+    return lambda node, path: best_L[root + node]
 
 
 def replay_batch(judged: Judged, batch: TrainingBatch) -> Replay:

@@ -14,7 +14,7 @@ from draftsmith.drafters.checkpoint import read_checkpoint
 from draftsmith.errors import DraftsmithError, OptionError
 from draftsmith.training import state as states
 from draftsmith.training.processes import Processes
-from draftsmith.training.run import carry_out, finish
+from draftsmith.training.run import alone_in, carry_out, finish
 from draftsmith.training.state import read_state, write_state
 from draftsmith.training.trainer import Listener
 from tests.training.tiny import BROKEN, METHOD, job_of
@@ -241,3 +241,23 @@ def test_bfloat16_learns_too(data, tmp_path, whole):
     mine, other = losses_of(tmp_path / "drafter"), losses_of(output)
     assert mine[0][1] == pytest.approx(other[0][1], rel=0.02)
     assert mine[-1][1] < mine[0][1]
+
+
+def test_two_runs_do_not_share_a_state(data, tmp_path):
+    state = tmp_path / "drafter.state"
+    state.mkdir()
+    with alone_in(state), pytest.raises(OptionError, match="another run is at work"):
+        train(data, tmp_path / "drafter")
+    _, trainer = train(data, tmp_path / "drafter", steps=1)
+    assert trainer.finished
+
+
+def test_the_module_is_judged_without_its_noise(data, tmp_path):
+    """EAGLE-1 learns with noise on its features; validation must not see it, and training goes on with it."""
+    job = job_of(data, tmp_path / "drafter")
+    seen = []
+    depths = job.module.depths
+    job.module.depths = lambda batch, num: (seen.append(job.module.training), depths(batch, num))[1]
+    carry_out(job, Listener(), Processes(), tell=lambda line: None)
+    assert set(seen) == {True, False}
+    assert job.module.training
