@@ -1,12 +1,13 @@
 """What a chain of K tokens costs with EAGLE-3's shape for SmolLM2 in the C++ row runner, from Python and back.
 
     python benchmarks/bench_row_drafter.py [--threads 2] [--bits 8,4] [--contexts 64,512,2048] [--batches 1,8]
-        [--depths 1,2,4,8] [--calls 300] [--model smollm2] [--json]
+        [--depths 1,2,4,8] [--calls 300] [--model smollm2] [--pin] [--json]
 
 Weights are random (time does not depend on them): width 576, 9 heads of 64 over 3, MLP 1,536, three taps, 8,192 draft
 tokens. Each call takes up 2 true rows per sequence and drafts K tokens; the rows are cut off again outside the clock.
 "alone": chains back to back. "beside": before each chain the target scores 5 rows per sequence, as in a decode loop;
-its weights push the drafter's out of the caches. Arms run interleaved. Figures are microseconds, lower deciles with
+its weights push the drafter's out of the caches. Arms run interleaved. `--pin` keeps this thread and the others on
+processors of their own, which steadies figures on a machine with other work (Linux, two threads). Figures are microseconds, lower deciles with
 medians behind them.
 """
 
@@ -14,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -111,6 +114,13 @@ def measure(settings: dict[int, Setting], depths: Sequence[int], calls: int, bef
     }
 
 
+def pin() -> None:
+    """This thread on the first processor allowed, the pool's on the second."""
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), {first if int(thread) == threading.get_native_id() else second})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     numbers = {"bits": "8,4", "contexts": "64,512,2048", "batches": "1,8", "depths": "1,2,4,8"}
@@ -119,11 +129,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--calls", type=int, default=300)
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--pin", action="store_true")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     bits, contexts, batches, depths = ([int(part) for part in getattr(arguments, name).split(",")] for name in numbers)
     target = load_model(arguments.model, backend="native", threads=arguments.threads).backend
     runners = {count: make_runner(target, count) for count in bits}
+    if arguments.pin:
+        pin()
     results = []
     for batch in batches:
         for sequence in range(batch):
