@@ -12,7 +12,7 @@ from draftsmith.bench.prompts import load_prompts
 from draftsmith.bench.runs import Key
 from draftsmith.bench.summary import summarise_run
 from draftsmith.cli import bench as bench_module
-from tests.cli.tiny import CONTEXT, run
+from tests.cli.tiny import CONTEXT, run, run_apart
 
 TEXTS = ["abc", "say xyz", "hello", "123", "the end", "a b c"]
 
@@ -285,13 +285,15 @@ def test_no_prefix_is_reused_while_measuring(bench, tmp_path):
     assert len(set(prompt_rows)) == 1
 
 
-def test_names_that_are_no_text_and_names_that_look_like_addresses(bench, tiny, tmp_path, capsys):
-    path = tmp_path / "caf\udce9.jsonl"
+@pytest.mark.parametrize("name", ["caf\udce9", "s3:", "file:x"], ids=ascii)
+def test_names_that_are_no_text_or_look_like_addresses(tiny, tmp_path, name):
+    path, output = tmp_path / f"{name}.jsonl", tmp_path / name
     path.write_text('{"prompt": "abc"}\n')
-    for name in ("caf\udce9", "s3:", "file:x"):
-        _, output, _ = bench("-d", "none", path=path, name=name)
-        assert run("bench", "rescore", output) == 0
-        assert run("bench", "report", output, "-o", tmp_path / "page.md") == 0
+    words = ["-m", tiny, "-p", path, "-n", "2", "-d", "none", "-o", output]
+    for arguments in (words, ["rescore", output], ["report", output, "-o", tmp_path / "page.md"]):
+        done = run_apart("bench", *arguments)
+        assert done.returncode == 0, done.stderr
+    assert bundle.read(output).config["prompts"] == str(path)
 
 
 def test_a_second_run_needs_force(bench, tiny, prompts, tmp_path, capsys):
