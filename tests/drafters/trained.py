@@ -79,8 +79,8 @@ TOYS = {
     "mlp-untied": ("mlp_speculator", {"tied": "false", "num_depths": "2", "scale_input": "false"}, list(range(9))),
     "gloeckle": ("gloeckle", {}, None),
     "eagle1": ("eagle1", {"noise": "0.01", "fc_bias": "true"}, None),
-    "eagle1-few": ("eagle1", {"noise": "0"}, [0, 1, 2, 3, 5, 7, 8, 10, 11]),
-    "eagle3": ("eagle3", _SIX_HEADS, [0, 1, 2, 3, 5, 7, 8, 10, 11]),
+    "eagle1-few": ("eagle1", {"noise": "0"}, [0, 1, 2, 3, 5, 6, 7, 8, 10, 11]),
+    "eagle3": ("eagle3", _SIX_HEADS, [0, 1, 2, 3, 5, 6, 7, 8, 10, 11]),
     "eagle3.1": (
         "eagle3",
         {**_SIX_HEADS, "norm_output": "true", "tap_norm": "true", "norm_before_residual": "true"},
