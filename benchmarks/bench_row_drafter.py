@@ -7,8 +7,8 @@ Weights are random (time does not depend on them): width 576, 9 heads of 64 over
 tokens. Each call takes up 2 true rows per sequence and drafts K tokens; the rows are cut off again outside the clock.
 "alone": chains back to back. "beside": before each chain the target scores 5 rows per sequence, as in a decode loop;
 its weights push the drafter's out of the caches. Arms run interleaved. `--pin` keeps this thread and the others on
-processors of their own, which steadies figures on a machine with other work (Linux, two threads). Figures are microseconds, lower deciles with
-medians behind them.
+processors of their own, which steadies figures on a machine with other work (Linux, two threads). Figures are
+microseconds, lower deciles with medians behind them.
 """
 
 from __future__ import annotations

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import shutil
-import tempfile
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +22,7 @@ from safetensors.torch import save_file
 from draftsmith.drafters.base import TargetInfo
 from draftsmith.drafters.trainable import DraftModule, TrainableDrafter
 from draftsmith.errors import ModelFileError, OptionError
+from draftsmith.io.staging import staged_directory
 from draftsmith.registry import DRAFTERS, load_class, parse_selection
 
 FORMAT = 1
@@ -79,32 +77,12 @@ def save_module(
         },
         "about": dict(about),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
+    with staged_directory(path) as staging:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
         save_file(tensors, staging / WEIGHTS)
         (staging / CONFIG).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
         for name, text in texts.items():
             (staging / name).write_text(text, encoding="utf-8")
-        staging.chmod(0o755)
-        for name in (WEIGHTS, CONFIG):
-            with (staging / name).open("rb") as file:
-                os.fsync(file.fileno())
-        _replace(staging, path)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def _replace(staging: Path, path: Path) -> None:
-    """Put a directory in another's place; a directory cannot be renamed onto one that has files."""
-    if not path.exists():
-        staging.rename(path)
-        return
-    older = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    path.rename(older / path.name)
-    staging.rename(path)
-    shutil.rmtree(older, ignore_errors=True)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

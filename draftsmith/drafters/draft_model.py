@@ -19,7 +19,7 @@ import torch
 from draftsmith.core.types import Proposal
 from draftsmith.core.view import SequenceView
 from draftsmith.drafters.base import Drafter, TargetInfo
-from draftsmith.drafters.growth import Growth, verifies_trees
+from draftsmith.drafters.drafting import DrawnDraft, parse_levels
 from draftsmith.drafters.vocabulary import VocabularyMap, map_vocabularies
 from draftsmith.errors import OptionError
 from draftsmith.models.backend import Backend, RowGroup
@@ -44,13 +44,13 @@ class ModelOptions:
             raise OptionError("draft_model needs a model: write draft_model:model=NAME")
         if self.max_draft < 1:
             raise OptionError(f"draft_model: max_draft is {self.max_draft}; it must be at least 1")
-        if self.tree is not None and not all(part.isdigit() and int(part) > 0 for part in self.tree.split("x")):
-            raise OptionError(f"draft_model: tree is {self.tree!r}; write children per level, like 3x2x1")
+        if self.tree is not None:
+            parse_levels(self.tree)
 
     @property
     def levels(self) -> tuple[int, ...] | None:
         """Children per level, or None for a chain."""
-        return tuple(int(part) for part in self.tree.split("x")) if self.tree else None
+        return None if self.tree is None else parse_levels(self.tree)
 
 
 @dataclass(slots=True)
@@ -77,21 +77,6 @@ class _Known:
                 del self.lengths[num_target + 1 :]
             self.num_target = num_target
             self.num_held = min(self.num_held, len(self.tokens))
-
-
-@dataclass(slots=True)
-class _Draft:
-    """One proposal under construction. `levels`: children per level (None: a chain); `level`: nodes drawn from next."""
-
-    growth: Growth
-    budget: int
-    levels: tuple[int, ...] | None
-    level: list[int] = field(default_factory=lambda: [0])
-    depth: int = 0
-
-    @property
-    def view(self) -> SequenceView:
-        return self.growth.view
 
 
 @final
@@ -129,24 +114,23 @@ class ModelDrafter(Drafter):
         """Chains, or trees of the chosen shape; shorter near the draft model's own context limit."""
         drafts = [self._draft(view, budget) for view, budget in zip(views, budgets, strict=True)]
         for draft in drafts:
-            known = self._learn(draft.view)
+            known = self._learn(draft.growth.view)
             # Conformance LEN (vllm#48894): near its limit the draft model stops, generation goes on.
             draft.budget = min(draft.budget, max(0, self._backend.spec.max_context - len(known.tokens)))
-        active = [draft for draft in drafts if draft.budget > 0 and self._known[draft.view.sequence_id].tokens]
+        active = [draft for draft in drafts if draft.budget > 0 and self._known[draft.growth.view.sequence_id].tokens]
         if active:
             rows = self._catch_up(active)
             while active:
                 for draft, logits in zip(active, rows, strict=True):
-                    self._extend(draft, logits, keep_drafting)
+                    draft.extend(map(self._vocabulary.logits_to_target, logits), keep_drafting)
                 active = [draft for draft in active if draft.level]
                 if active:
                     rows = self._score_level(active)
-        return [draft.growth.proposal() for draft in drafts]
+        return [draft.proposal() for draft in drafts]
 
-    def _draft(self, view: SequenceView, budget: int) -> _Draft:
-        levels = self._options.levels if verifies_trees(view.sampler) else None
-        growth = Growth(view, self._vocab_size, branches=levels is not None)
-        return _Draft(growth, min(budget, self._options.max_draft), levels)
+    def _draft(self, view: SequenceView, budget: int) -> DrawnDraft:
+        most = min(budget, self._options.max_draft)
+        return DrawnDraft(view, self._vocab_size, most, self._eos_ids, levels=self._options.levels)
 
     def fork(self, source: int, copy: int, length: int) -> None:
         """The copy starts from the verified rows the source's draft cache holds."""
@@ -188,10 +172,10 @@ class ModelDrafter(Drafter):
         known.num_target = len(view.tokens)
         return known
 
-    def _catch_up(self, drafts: Sequence[_Draft]) -> list[torch.Tensor]:
+    def _catch_up(self, drafts: Sequence[DrawnDraft]) -> list[torch.Tensor]:
         """Feed every sequence what its cache lacks; logits [1, U] after each sequence's last known token."""
         found: dict[int, torch.Tensor] = {}
-        left = {draft.view.sequence_id: self._roll_back(draft.view.sequence_id) for draft in drafts}
+        left = {draft.growth.view.sequence_id: self._roll_back(draft.growth.view.sequence_id) for draft in drafts}
         while left:
             rows_left = _CATCH_UP_ROWS
             groups = []
@@ -208,7 +192,7 @@ class ModelDrafter(Drafter):
                 if not left[group.sequence_id]:
                     del left[group.sequence_id]
                     found[group.sequence_id] = logits
-        return [found[draft.view.sequence_id] for draft in drafts]
+        return [found[draft.growth.view.sequence_id] for draft in drafts]
 
     def _roll_back(self, sequence_id: int) -> list[int]:
         """Cut the cache to what was really emitted; returns the tokens it lacks, at least one."""
@@ -228,48 +212,27 @@ class ModelDrafter(Drafter):
 
     # -- drawing ----------------------------------------------------------------------------------
 
-    def _extend(self, draft: _Draft, logits: torch.Tensor, keep_drafting: Callable[[float], bool]) -> None:
-        """Draw the children of the current level; row i of `logits` [level, U] belongs to its node i."""
-        levels, growth = draft.levels, draft.growth
-        width = 1 if levels is None else levels[draft.depth]
-        parents, draft.level = draft.level, []
-        for node, logits_U in zip(parents, logits, strict=True):
-            count = min(width, draft.budget - growth.num_drafted)
-            if count == 0:
-                break
-            if node and growth.tokens[node] in self._eos_ids:
-                continue  # nothing below an end can be used; the end itself stays
-            logits_V = self._vocabulary.logits_to_target(logits_U)
-            # Judged before the draw, so that stopping here never looks at a token that could be dropped.
-            total = torch.logsumexp(logits_V, dim=-1)
-            confidence = float(torch.exp(logits_V.max() - total))
-            if not keep_drafting(confidence):
-                continue
-            for token in growth.draw(node, logits_V, count):
-                own = confidence if levels is None else float(torch.exp(logits_V[token] - total))
-                draft.level.append(growth.add(node, token, own))
-        draft.depth += 1
-        if growth.num_drafted >= draft.budget or (levels is not None and draft.depth == len(levels)):
-            draft.level = []
-
-    def _score_level(self, drafts: Sequence[_Draft]) -> list[torch.Tensor]:
+    def _score_level(self, drafts: Sequence[DrawnDraft]) -> list[torch.Tensor]:
         """Logits [level, U] of each draft's newest level."""
         groups, kept = [], []
         for draft in drafts:
-            ids = [spelled[0] for spelled in self._vocabulary.tokens_to_draft(draft.growth.tokens[1:])]
-            if draft.levels is None:
-                # A chain stays in the cache: likely it will be emitted.
-                groups.append(RowGroup(draft.view.sequence_id, ids[-1:], (-1,), 0))
-                kept.append(range(1))
-            else:
+            growth = draft.growth
+            ids = [spelled[0] for spelled in self._vocabulary.tokens_to_draft(growth.tokens[1:])]
+            if growth.branches:
                 # Rows of a tree cannot stay, so each level scores the levels above it again.
-                parents = [parent - 1 for parent in draft.growth.parents[1:]]
-                groups.append(RowGroup(draft.view.sequence_id, ids, parents, draft.level[0] - 1))
+                parents = [parent - 1 for parent in growth.parents[1:]]
+                groups.append(RowGroup(growth.view.sequence_id, ids, parents, draft.level[0] - 1))
                 kept.append(range(0))
+            else:
+                # A chain stays in the cache: likely it will be emitted.
+                groups.append(RowGroup(growth.view.sequence_id, ids[-1:], (-1,), 0))
+                kept.append(range(1))
         logits = self._append(groups)
         for group, path in zip(groups, kept, strict=True):
             self._cache.keep(group.sequence_id, path)
-        return logits
+        # A level leaves out nodes that end the text.
+        places = ([node - draft.level[0] for node in draft.level] for draft in drafts)
+        return [rows[wanted] for rows, wanted in zip(logits, places, strict=True)]
 
     def _append(self, groups: Sequence[RowGroup]) -> list[torch.Tensor]:
         for group in groups:

@@ -1,8 +1,8 @@
 """Directories that appear whole or not at all.
 
-Used by whatever writes several files that belong together (prepared corpora). Invariant: at the final path
-there is at every moment what was there before, or all of the new, or for an instant nothing; what a failed or killed
-writer leaves behind is a hidden directory beside it.
+Used by whatever writes several files that belong together (prepared corpora, trained drafters). Invariant: at the
+final path there is at every moment what was there before, or all of the new, or for an instant nothing; what a failed
+or killed writer leaves behind is a hidden directory beside it.
 """
 
 from __future__ import annotations
