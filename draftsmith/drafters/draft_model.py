@@ -50,7 +50,7 @@ class ModelOptions:
     @property
     def levels(self) -> tuple[int, ...] | None:
         """Children per level, or None for a chain."""
-        return None if self.tree is None else parse_levels(self.tree)
+        return parse_levels(self.tree) if self.tree else None
 
 
 @dataclass(slots=True)
@@ -112,7 +112,11 @@ class ModelDrafter(Drafter):
         keep_drafting: Callable[[float], bool],
     ) -> list[Proposal]:
         """Chains, or trees of the chosen shape; shorter near the draft model's own context limit."""
-        drafts = [self._draft(view, budget) for view, budget in zip(views, budgets, strict=True)]
+        options = self._options
+        drafts = [
+            DrawnDraft(view, self._vocab_size, min(budget, options.max_draft), self._eos_ids, levels=options.levels)
+            for view, budget in zip(views, budgets, strict=True)
+        ]
         for draft in drafts:
             known = self._learn(draft.growth.view)
             # Conformance LEN (vllm#48894): near its limit the draft model stops, generation goes on.
@@ -127,10 +131,6 @@ class ModelDrafter(Drafter):
                 if active:
                     rows = self._score_level(active)
         return [draft.proposal() for draft in drafts]
-
-    def _draft(self, view: SequenceView, budget: int) -> DrawnDraft:
-        most = min(budget, self._options.max_draft)
-        return DrawnDraft(view, self._vocab_size, most, self._eos_ids, levels=self._options.levels)
 
     def fork(self, source: int, copy: int, length: int) -> None:
         """The copy starts from the verified rows the source's draft cache holds."""
@@ -210,8 +210,6 @@ class ModelDrafter(Drafter):
         known.num_held = len(tokens)
         return tokens[held:]
 
-    # -- drawing ----------------------------------------------------------------------------------
-
     def _score_level(self, drafts: Sequence[DrawnDraft]) -> list[torch.Tensor]:
         """Logits [level, U] of each draft's newest level."""
         groups, kept = [], []
@@ -230,9 +228,11 @@ class ModelDrafter(Drafter):
         logits = self._append(groups)
         for group, path in zip(groups, kept, strict=True):
             self._cache.keep(group.sequence_id, path)
-        # A level leaves out nodes that end the text.
-        places = ([node - draft.level[0] for node in draft.level] for draft in drafts)
-        return [rows[wanted] for rows, wanted in zip(logits, places, strict=True)]
+        # A tree's rows go on from the level's first node to the last, ends included.
+        return [
+            rows if draft.levels is None else rows[[node - draft.level[0] for node in draft.level]]
+            for draft, rows in zip(drafts, logits, strict=True)
+        ]
 
     def _append(self, groups: Sequence[RowGroup]) -> list[torch.Tensor]:
         for group in groups:

@@ -1,8 +1,8 @@
 """A proposal under construction, level by level, for drafters that score what they have drafted.
 
-Called by recurrent drafters: they give the logits of the newest nodes and are told which nodes to score next. How
-children are drawn under a rule is `drafters.growth`'s. Invariants: drafting is stopped before a draw, never after one;
-nothing is drafted below an end.
+Called by draft models and recurrent drafters: they give the logits of the newest nodes and are told which nodes to
+score next. How children are drawn under a rule is `drafters.growth`'s. Invariants: drafting is stopped before a draw,
+never after one; nothing is drafted below an end.
 
 Shape letters: U draft vocabulary.
 """
@@ -39,6 +39,11 @@ class Draft(ABC):
         self.level = [0]
         self._eos_ids = eos_ids
 
+    @property
+    def view(self) -> SequenceView:
+        """The sequence that is drafted for."""
+        return self.growth.view
+
     @abstractmethod
     def extend(self, logits: Iterable[torch.Tensor], keep_drafting: Callable[[float], bool]) -> None:
         """Add the children of the current level; one row of logits [U] for each of its nodes, in order."""
@@ -66,14 +71,14 @@ class DrawnDraft(Draft):
         levels: tuple[int, ...] | None = None,
         draft_ids: torch.Tensor | None = None,
     ) -> None:
-        self._levels = levels if verifies_trees(view.sampler) else None
-        growth = Growth(view, vocab_size, branches=self._levels is not None, draft_ids=draft_ids)
+        self.levels = levels if verifies_trees(view.sampler) else None
+        growth = Growth(view, vocab_size, branches=self.levels is not None, draft_ids=draft_ids)
         super().__init__(growth, budget, eos_ids)
         self._draft_ids = draft_ids
         self._depth = 0
 
     def extend(self, logits: Iterable[torch.Tensor], keep_drafting: Callable[[float], bool]) -> None:
-        growth, levels = self.growth, self._levels
+        growth, levels = self.growth, self.levels
         width = 1 if levels is None else levels[self._depth]
         parents, self.level = self.level, []
         for node, logits_U in zip(parents, logits, strict=True):

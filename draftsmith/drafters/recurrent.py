@@ -200,7 +200,7 @@ class RecurrentDrafter(TrainableDrafter):
     def _draw(self, drafts: Sequence[Draft], keep_drafting: Callable[[float], bool]) -> None:
         """Level by level until every draft is done."""
         rows_of: dict[int, dict[int, int]] = {id(draft): {0: -1} for draft in drafts}
-        begun = self._runner.begin([self._catch_up(draft.growth.view) for draft in drafts])
+        begun = self._runner.begin([self._catch_up(draft.view) for draft in drafts])
         logits: Sequence[torch.Tensor] = begun.split(1)
         while drafts:
             for draft, logits_RU in zip(drafts, logits, strict=True):
@@ -270,7 +270,7 @@ def _next_level(draft: Draft, rows: dict[int, int]) -> Level:
     """The nodes to score next; `rows` learns their row numbers."""
     tokens, parents = draft.growth.tokens, draft.growth.parents
     level = Level(
-        draft.growth.view.sequence_id,
+        draft.view.sequence_id,
         [tokens[node] for node in draft.level],
         [rows[parents[node]] for node in draft.level],
     )

@@ -35,7 +35,7 @@ class Case:
 
     def __init__(self, method="eagle3", changes=None, dtype=torch.float64, length=20, seed=0):
         backend = tiny_backend(0, dtype=dtype)
-        self.module = random_module(method, info_of(backend), changes, dtype=dtype)
+        self.module = random_module(method, info_of(backend), changes, dtype=dtype, noise=0.5)
         self.runner = TorchRows(self.module)
         self.text = text_of(length, seed)
         self.batch = batch_of(backend, [self.text], self.module.taps)
