@@ -118,10 +118,10 @@ class ModelDrafter(Drafter):
             for view, budget in zip(views, budgets, strict=True)
         ]
         for draft in drafts:
-            known = self._learn(draft.growth.view)
+            known = self._learn(draft.view)
             # Conformance LEN (vllm#48894): near its limit the draft model stops, generation goes on.
             draft.budget = min(draft.budget, max(0, self._backend.spec.max_context - len(known.tokens)))
-        active = [draft for draft in drafts if draft.budget > 0 and self._known[draft.growth.view.sequence_id].tokens]
+        active = [draft for draft in drafts if draft.budget > 0 and self._known[draft.view.sequence_id].tokens]
         if active:
             rows = self._catch_up(active)
             while active:
@@ -175,7 +175,7 @@ class ModelDrafter(Drafter):
     def _catch_up(self, drafts: Sequence[DrawnDraft]) -> list[torch.Tensor]:
         """Feed every sequence what its cache lacks; logits [1, U] after each sequence's last known token."""
         found: dict[int, torch.Tensor] = {}
-        left = {draft.growth.view.sequence_id: self._roll_back(draft.growth.view.sequence_id) for draft in drafts}
+        left = {draft.view.sequence_id: self._roll_back(draft.view.sequence_id) for draft in drafts}
         while left:
             rows_left = _CATCH_UP_ROWS
             groups = []
@@ -192,7 +192,7 @@ class ModelDrafter(Drafter):
                 if not left[group.sequence_id]:
                     del left[group.sequence_id]
                     found[group.sequence_id] = logits
-        return [found[draft.growth.view.sequence_id] for draft in drafts]
+        return [found[draft.view.sequence_id] for draft in drafts]
 
     def _roll_back(self, sequence_id: int) -> list[int]:
         """Cut the cache to what was really emitted; returns the tokens it lacks, at least one."""
@@ -214,17 +214,16 @@ class ModelDrafter(Drafter):
         """Logits [level, U] of each draft's newest level."""
         groups, kept = [], []
         for draft in drafts:
-            growth = draft.growth
-            ids = [spelled[0] for spelled in self._vocabulary.tokens_to_draft(growth.tokens[1:])]
-            if growth.branches:
-                # Rows of a tree cannot stay, so each level scores the levels above it again.
-                parents = [parent - 1 for parent in growth.parents[1:]]
-                groups.append(RowGroup(growth.view.sequence_id, ids, parents, draft.level[0] - 1))
-                kept.append(range(0))
-            else:
+            ids = [spelled[0] for spelled in self._vocabulary.tokens_to_draft(draft.growth.tokens[1:])]
+            if draft.levels is None:
                 # A chain stays in the cache: likely it will be emitted.
-                groups.append(RowGroup(growth.view.sequence_id, ids[-1:], (-1,), 0))
+                groups.append(RowGroup(draft.view.sequence_id, ids[-1:], (-1,), 0))
                 kept.append(range(1))
+            else:
+                # Rows of a tree cannot stay, so each level scores the levels above it again.
+                parents = [parent - 1 for parent in draft.growth.parents[1:]]
+                groups.append(RowGroup(draft.view.sequence_id, ids, parents, draft.level[0] - 1))
+                kept.append(range(0))
         logits = self._append(groups)
         for group, path in zip(groups, kept, strict=True):
             self._cache.keep(group.sequence_id, path)
