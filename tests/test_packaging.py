@@ -81,7 +81,8 @@ def test_run_time_needs_no_test_tools() -> None:
     """transformers is the oracle of tests, never a dependency."""
     names = {canonicalize_name(Requirement(text).name) for text in PROJECT["dependencies"]}
     assert names == {
-        *("torch", "numpy", "safetensors", "tokenizers", "gguf", "jinja2", "typer", "rich", "huggingface-hub"),
+        *("torch", "numpy", "safetensors", "tokenizers", "gguf", "jinja2", "pyyaml", "typer", "rich"),
+        "huggingface-hub",
     }
 
 

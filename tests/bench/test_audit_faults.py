@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from draftsmith.bench.audit_report import Status, Verdict
-from draftsmith.drafters import draft_model
+from draftsmith.drafters import growth
 from draftsmith.errors import UnsoundError
 from tests.bench.audit_fakes import SMALL_CASES, random_laws, small_audit
 from tests.engine import faults as _registered
@@ -110,7 +110,7 @@ def _sorted_draws_reach_the_drafter(monkeypatch):
     def drawn(*arguments):
         return draw.draw_without_replacement(*arguments)
 
-    monkeypatch.setattr(draft_model, "draw_without_replacement", drawn)
+    monkeypatch.setattr(growth, "draw_without_replacement", drawn)
 
 
 def audited(setting, **more):
