@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -134,8 +135,8 @@ def test_a_benchmark_that_is_ended_while_a_peer_loads_leaves_no_process(peer, pr
     words = ["-m", tiny, "-p", prompts, "-o", tmp_path / "out", "--peer", peer(load_seconds=0.5, options="")]
     process = subprocess.Popen(command("bench", *words), stderr=subprocess.PIPE, env=ENVIRONMENT)
     assert b"starting worker" in process.stderr.readline()
-    children = f"/proc/{process.pid}/task/{process.pid}/children"
-    while not (found := open(children).read().split()):
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not (found := children.read_text().split()):
         time.sleep(0.005)
     began = time.monotonic()
     process.send_signal(number)
