@@ -8,6 +8,7 @@ Shape letters: B texts, L rows, I input width, D width, H query heads, J key hea
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -56,6 +57,17 @@ class LayerShape:
             norm_eps=spec.norm_eps,
             rope_theta=spec.rope.theta,
         )
+
+
+def shape_like(spec: DecoderSpec, changed: Any, *also: str) -> dict[str, Any]:
+    """Fields of a layer of the target's proportions, with what was chosen before training.
+
+    `changed`: a dataclass whose sizes (and the fields `also`) replace the target's where they are not 0 or False.
+    """
+    shape = dataclasses.asdict(LayerShape.like(spec))
+    for name in ("mlp_width", "num_heads", "num_kv_heads", *also):
+        shape[name] = getattr(changed, name) or shape[name]
+    return shape
 
 
 class Heads(NamedTuple):

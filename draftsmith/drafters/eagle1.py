@@ -13,7 +13,7 @@ import dataclasses
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from torch import nn
 
 from draftsmith.core.losses import LossReport, geometric_weights, report
 from draftsmith.drafters.base import Tap, TargetInfo
-from draftsmith.drafters.draft_layer import DraftLayer, LayerShape, fill_normal
+from draftsmith.drafters.draft_layer import DraftLayer, LayerShape, fill_normal, shape_like
 from draftsmith.drafters.recurrent import RecurrentDrafter, RecurrentOptions
 from draftsmith.drafters.recurrent_module import Entry, RecurrentModule
 from draftsmith.drafters.row_parts import RowParts
@@ -75,9 +75,7 @@ class Eagle1Module(RecurrentModule):
     @classmethod
     def configure(cls, target: TargetInfo, changes: Mapping[str, str]) -> Eagle1Config:
         changed = read_options(_Changes, changes, "eagle1")
-        shape: dict[str, Any] = dataclasses.asdict(LayerShape.like(target.backend.spec))
-        for name in ("mlp_width", "num_heads", "num_kv_heads"):
-            shape[name] = getattr(changed, name) or shape[name]
+        shape = shape_like(target.backend.spec, changed)
         return Eagle1Config(**shape, fc_bias=changed.fc_bias, noise=changed.noise)
 
     def initialise(self, target: TargetInfo, generator: torch.Generator) -> None:

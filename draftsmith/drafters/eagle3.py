@@ -9,7 +9,6 @@ Shape letters: B texts, L rows, D width, U draft vocabulary, A anchors.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
@@ -18,7 +17,7 @@ import torch
 from torch import nn
 
 from draftsmith.drafters.base import Tap, TargetInfo
-from draftsmith.drafters.draft_layer import DraftLayer, LayerShape, RMSNorm, fill_normal
+from draftsmith.drafters.draft_layer import DraftLayer, LayerShape, RMSNorm, fill_normal, shape_like
 from draftsmith.drafters.recurrent import RecurrentDrafter
 from draftsmith.drafters.recurrent_module import Entry, RecurrentModule
 from draftsmith.drafters.row_parts import RowParts
@@ -81,9 +80,7 @@ class Eagle3Module(RecurrentModule):
     def configure(cls, target: TargetInfo, changes: Mapping[str, str]) -> Eagle3Config:
         spec = target.backend.spec
         changed = read_options(_Changes, changes, "eagle3")
-        shape = dataclasses.asdict(LayerShape.like(spec))
-        for name in ("mlp_width", "num_heads", "num_kv_heads"):
-            shape[name] = getattr(changed, name) or shape[name]
+        shape = shape_like(spec, changed)
         if changed.taps:
             try:
                 taps = tuple(int(part) for part in changed.taps.split("-"))

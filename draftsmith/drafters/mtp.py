@@ -11,18 +11,17 @@ since only true rows stay in its cache. FastMTP's plain causal mask per step wou
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import nn
 
 from draftsmith.drafters.base import Tap, TargetInfo
-from draftsmith.drafters.draft_layer import DraftLayer, LayerShape, RMSNorm, fill_normal
+from draftsmith.drafters.draft_layer import DraftLayer, LayerShape, RMSNorm, fill_normal, shape_like
 from draftsmith.drafters.recurrent import RecurrentDrafter
 from draftsmith.drafters.recurrent_module import Entry, RecurrentModule
 from draftsmith.drafters.row_parts import RowParts
@@ -120,9 +119,7 @@ class MtpModule(RecurrentModule):
         if changed.variant not in VARIANTS:
             raise OptionError(f"mtp: unknown variant {changed.variant!r}; known are {', '.join(VARIANTS)}")
         variant = VARIANTS[changed.variant]
-        shape: dict[str, Any] = dataclasses.asdict(LayerShape.like(target.backend.spec))
-        for name in ("mlp_width", "num_heads", "num_kv_heads", "qkv_bias", "qk_norm"):
-            shape[name] = getattr(changed, name) or shape[name]
+        shape = shape_like(target.backend.spec, changed, "qkv_bias", "qk_norm")
         return MtpConfig(**shape, hidden_first=variant.hidden_first, norm_output=variant.norm_output)
 
     def initialise(self, target: TargetInfo, generator: torch.Generator) -> None:
