@@ -32,6 +32,7 @@ DRAFTERS: Mapping[str, str] = types.MappingProxyType(
         "eagle2": "draftsmith.drafters.eagle1:Eagle2Drafter",
         "eagle3": "draftsmith.drafters.eagle3:Eagle3Drafter",
         "mtp": "draftsmith.drafters.mtp:MtpDrafter",
+        "synthetic": "draftsmith.drafters.synthetic:SyntheticDrafter",
     }
 )
 CONTROLLERS: Mapping[str, str] = types.MappingProxyType(
@@ -40,6 +41,16 @@ CONTROLLERS: Mapping[str, str] = types.MappingProxyType(
         "backoff": "draftsmith.control.backoff:BackoffController",
     }
 )
+RULES: Mapping[str, str] = types.MappingProxyType(
+    {
+        "typical": "draftsmith.core.lossy:TypicalAcceptance",
+        "lenience": "draftsmith.core.lossy:Lenience",
+        "adasd": "draftsmith.core.adasd:AdaSD",
+        "asd": "draftsmith.core.asd:ApproximateVerification",
+        "synthetic": "draftsmith.core.synthetic:SyntheticAcceptance",
+    }
+)
+"""Verification rules that do not keep the target's law; the others are `core.types.Rule`."""
 BACKENDS: Mapping[str, str] = types.MappingProxyType(
     {
         "reference": "draftsmith.models.reference:ReferenceBackend",
@@ -106,23 +117,39 @@ def load_class(selection: Selection) -> type:
 def read_options(options_class: type, values: Mapping[str, str], what: str) -> Any:
     """Build a frozen options dataclass from strings; `OptionError` names unknown or malformed keys."""
     hints = typing.get_type_hints(options_class)
-    known = [item.name for item in dataclasses.fields(options_class)]
+    fields = dataclasses.fields(options_class)
+    known = [item.name for item in fields]
     converted: dict[str, Any] = {}
     for key, value in values.items():
         if key not in known:
             allowed = ", ".join(known) or "no options"
             raise OptionError(f"{what}: unknown option {key!r}; allowed: {allowed}")
         converted[key] = _convert(value, hints[key], f"{what}: option {key}")
+    has_none = (dataclasses.MISSING, dataclasses.MISSING)
+    missing = [item.name for item in fields if (item.default, item.default_factory) == has_none]
+    if lacking := [name for name in missing if name not in converted]:
+        spelled = "".join(f":{name}=VALUE" for name in lacking)
+        raise OptionError(f"{what} needs {' and '.join(lacking)}; write {what.split()[-1]}{spelled}")
     return options_class(**converted)
 
 
 def _convert(value: str, hint: Any, where: str) -> Any:
-    kinds = [kind for kind in (typing.get_args(hint) or (hint,)) if kind is not types.NoneType]
+    """The value as its field's type: a plain one, or a tuple of them with commas between."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    kinds = [kind for kind in (typing.get_args(hint) if is_union else (hint,)) if kind is not types.NoneType]
     if value == "none" and types.NoneType in typing.get_args(hint):
         return None
     try:
         if kinds[0] is bool:
             return {"true": True, "false": False}[value.lower()]
+        if typing.get_origin(kinds[0]) is tuple:
+            return tuple(typing.get_args(kinds[0])[0](part) for part in value.split(","))
         return kinds[0](value)
     except (ValueError, KeyError) as error:
-        raise OptionError(f"{where}: {value!r} is not a {kinds[0].__name__}") from error
+        raise OptionError(f"{where}: {value!r} is not a {_named(kinds[0])}") from error
+
+
+def _named(kind: Any) -> str:
+    if typing.get_origin(kind) is tuple:
+        return f"list of {typing.get_args(kind)[0].__name__}s with commas between"
+    return str(kind.__name__)

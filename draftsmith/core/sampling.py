@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 
 from draftsmith.core import accelerator
+from draftsmith.core.inexact import InexactRule
 from draftsmith.core.random import KeyedNoise
 from draftsmith.core.truncation import Ids, Row, argmax, support
 from draftsmith.core.types import Rule
@@ -39,7 +40,8 @@ class SamplingParams:
     `frequency_penalty` in [-2, 2] (the range of OpenAI's API) are subtracted once per token id seen, or
     once per occurrence, in the output alone. `logit_bias` is added; minus infinity bans. `banned_ids`
     are never emitted; end ids are not emitted before `min_tokens` tokens have been.
-    `rule`: verification rule at temperature > 0; it does not change the law.
+    `rule`: verification rule; a `Rule` matters at temperature > 0 and does not change the law, an
+    `InexactRule` changes what is written.
     """
 
     temperature: float = 0.0
@@ -52,7 +54,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     banned_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
-    rule: Rule = Rule.COUPLING
+    rule: Rule | InexactRule = Rule.COUPLING
 
     def __post_init__(self) -> None:
         _real(
@@ -68,8 +70,12 @@ class SamplingParams:
         for name in ("presence_penalty", "frequency_penalty"):
             _real(name, getattr(self, name), lambda p: -2 <= p <= 2, "from -2 to 2 (0 = off)")
         _whole("min_tokens", self.min_tokens, "a whole number of at least 0")
-        if not isinstance(self.rule, Rule):
-            raise OptionError(f"rule is {self.rule!r}; allowed: {', '.join(rule.value for rule in Rule)}")
+        if isinstance(self.rule, InexactRule):
+            self.rule.check_temperature(self.temperature)
+        elif not isinstance(self.rule, Rule):
+            raise OptionError(
+                f"rule is {self.rule!r}; allowed: {', '.join(rule.value for rule in Rule)}, or a lossy rule"
+            )
         # Own copies: a caller changing its dict later must not change a running request.
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         object.__setattr__(self, "banned_ids", frozenset(self.banned_ids))
@@ -79,6 +85,11 @@ class SamplingParams:
                 raise OptionError(f"logit_bias of token {token} is {bias!r}; allowed: a finite number, or -inf to ban")
         for token in self.banned_ids:
             _whole("banned_ids", token, "token ids")
+
+    @property
+    def draft_rule(self) -> Rule:
+        """The lossless rule that drafters draw for."""
+        return self.rule.drafts_as if isinstance(self.rule, InexactRule) else self.rule
 
     @property
     def penalises(self) -> bool:
@@ -267,6 +278,10 @@ class Sampler:
     def argmax(self, logits_V: torch.Tensor, path: Sequence[int] = ()) -> int:
         """The greedy token: largest logit after penalties, bias and masks; the lowest id among equals."""
         return self._adjusted(logits_V, path)[1]
+
+    def adjusted(self, logits_V: torch.Tensor, path: Sequence[int] = ()) -> torch.Tensor:
+        """The logits after every transform before the temperature, float64 [V]; minus infinity where masked."""
+        return torch.from_numpy(self._adjusted(logits_V, path)[0].astype(np.float64)).to(logits_V.device)
 
     def allows(self, token: int, path: Sequence[int] = ()) -> bool:
         """Whether banned ids, biases and min_tokens leave a token any chance after `path`."""

@@ -106,11 +106,13 @@ class Verdict:
     """What verification kept of one proposal.
 
     `path`: accepted node ids in order, root left out. `tokens`: emitted tokens, the accepted ones
-    followed by the residual or bonus token, cut by stop rules to `len(tokens)`.
+    followed by the residual or bonus token, cut by stop rules to `len(tokens)`. `costs`: by a lossy rule
+    alone, for each token the total variation between the law it was emitted from and the target's.
     """
 
     path: tuple[int, ...]
     tokens: tuple[int, ...]
+    costs: tuple[float, ...] | None = None
 
     @property
     def num_accepted(self) -> int:
@@ -124,4 +126,5 @@ class Verdict:
 
     def cut(self, num_tokens: int) -> Verdict:
         """The verdict with only its first `num_tokens` emitted tokens (a stop rule ended the step)."""
-        return Verdict(self.path[:num_tokens], self.tokens[:num_tokens])
+        costs = None if self.costs is None else self.costs[:num_tokens]
+        return Verdict(self.path[:num_tokens], self.tokens[:num_tokens], costs)

@@ -1,7 +1,7 @@
 """The one entry to exact verification: which drafted tokens are kept, and what is emitted after them.
 
 Called by the engine once per sequence and step. Every path through here keeps the target's law; greedy,
-coupling and match even its token ids. Lossy rules live in `core.lossy` and are never reached from here.
+coupling and match even its token ids. Rules that do not (`core.inexact`) are refused here.
 Invariant: a combination of proposal and rule that would change the law raises `UnsoundError`.
 
 Shape letters: T tree nodes (root included), V vocabulary.
@@ -17,6 +17,7 @@ import torch
 from draftsmith.core import accelerator
 from draftsmith.core import tree as trees
 from draftsmith.core.chance import Chance, KeyedChance
+from draftsmith.core.inexact import InexactRule
 from draftsmith.core.random import RequestRandom
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import Proposal, ProposalKind, Rule, Tree, Verdict
@@ -35,6 +36,7 @@ def verify(
     """
     num_nodes = len(proposal.tree.tokens)
     assert len(logits_TV) == num_nodes, f"{len(logits_TV)} logit rows for a tree of {num_nodes} nodes"
+    _exact_rule(sampler)
     if sampler.greedy:
         return greedy(proposal.tree, logits_TV, sampler)
     return decide(proposal, logits_TV, sampler, KeyedChance(random, position))
@@ -56,7 +58,7 @@ def decide(proposal: Proposal, logits_TV: torch.Tensor, sampler: Sampler, chance
     walk is exact for candidates of any origin, so under those two rules drawn candidates are fine too and
     their laws are not looked at. An empty proposal emits with target noise under every rule.
     """
-    rule = sampler.params.rule
+    rule = _exact_rule(sampler)
     if (
         proposal.kind is ProposalKind.POINT_MASS
         or len(proposal.tree.tokens) == 1
@@ -91,6 +93,14 @@ def row_argmax(logits_TV: torch.Tensor) -> Sequence[int] | None:
         return None
     ids: list[int] = ids_T.tolist()
     return ids
+
+
+def _exact_rule(sampler: Sampler) -> Rule:
+    """The request's rule, which must be one that keeps the law."""
+    rule = sampler.params.rule
+    if isinstance(rule, InexactRule):
+        raise UnsoundError(f"rule {rule.text} does not keep the target's law, and exact verification was asked for")
+    return rule
 
 
 def _require_sound(proposal: Proposal, rule: Rule) -> None:

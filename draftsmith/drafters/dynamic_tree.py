@@ -81,7 +81,7 @@ class DynamicDraft(Draft):
             log_probs_U = torch.log_softmax(logits_U.double(), dim=-1)
             ids = growth.draw(node, logits_U, self._top_k)
             return [(token, float(log_probs_U[place_of(token, self._draft_ids)])) for token in ids]
-        if sampler.params.rule is Rule.COUPLING:
+        if sampler.params.draft_rule is Rule.COUPLING:
             ids = growth.draw(node, logits_U, self._top_k)
             scores_V = sampler.scores(growth.dense(logits_U), path)
             noise_V = growth.view.random.target_gumbel(growth.view.position + len(path), len(scores_V))

@@ -24,7 +24,7 @@ _CHAIN_RULES = (Rule.CHAIN, Rule.BLOCK)
 
 def verifies_trees(sampler: Sampler) -> bool:
     """Whether the request's rule verifies branching proposals."""
-    return sampler.greedy or sampler.params.rule not in _CHAIN_RULES
+    return sampler.greedy or sampler.params.draft_rule not in _CHAIN_RULES
 
 
 class Growth:
@@ -57,7 +57,7 @@ class Growth:
         self.laws: dict[int, Law] = {}
         self.confidence: list[float] = [1.0]
         sampler = view.sampler
-        self.point_mass: bool = sampler.greedy or sampler.params.rule in _POINT_MASS_RULES
+        self.point_mass: bool = sampler.greedy or sampler.params.draft_rule in _POINT_MASS_RULES
         self.branches: bool = branches
         self._vocab_size = vocab_size
         self._draft_ids = draft_ids
@@ -78,10 +78,11 @@ class Growth:
     def draw(self, node: int, logits_U: torch.Tensor, count: int) -> Sequence[int]:
         """Up to `count` distinct target ids for children of `node`, in draw order; `add` all of them.
 
-        Fewer where the law has fewer tokens, none where the request forbids all that could be drafted.
+        Fewer where the law has fewer tokens, none where the request forbids all that could be drafted or its rule wants
+        no more.
         """
         sampler, path = self.view.sampler, self.paths[node]
-        if sampler.context_free and (sampler.greedy or sampler.params.rule is Rule.MATCH):
+        if sampler.context_free and (sampler.greedy or sampler.params.draft_rule is Rule.MATCH):
             places = _largest(logits_U, count)
             if places:  # none: the row is broken, which the sampler tells
                 return places if self._draft_ids is None else self._draft_ids[places].tolist()
@@ -115,14 +116,17 @@ class Growth:
 
     def _draw(self, node: int, logits_V: torch.Tensor, path: tuple[int, ...], count: int) -> Sequence[int]:
         view = self.view
-        sampler, rule = view.sampler, view.sampler.params.rule
+        sampler, rule = view.sampler, view.sampler.params.draft_rule
         if sampler.greedy or rule is Rule.MATCH:
             return _best(sampler, logits_V, path, count)
         if rule is Rule.COUPLING:
             scores_V = sampler.scores(logits_V, path)
             count = min(count, int(torch.count_nonzero(scores_V > -torch.inf)))
             return draw_coupled(scores_V, view.random, view.position + len(path), count)
-        law = self.laws[node] = record_law(sampler.law(logits_V, path))
+        law = record_law(sampler.law(logits_V, path))
+        if node > 0 and not view.goes_on(law):
+            return ()
+        self.laws[node] = law
         if not self.branches:
             return draw_iid(law, view.random, view.position, [len(self.tokens)], self._vocab_size)
         count = min(count, support_size(law))

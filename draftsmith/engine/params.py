@@ -13,9 +13,11 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from draftsmith.core.inexact import InexactRule
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.core.types import Rule
 from draftsmith.errors import OptionError
+from draftsmith.registry import RULES, load_class, parse_selection, read_options
 
 _SAMPLING_FIELDS = frozenset(item.name for item in dataclasses.fields(SamplingParams))
 _MAX_LOGPROBS = 64
@@ -96,12 +98,20 @@ class GenerationParams:
 _OWN_FIELDS = frozenset(item.name for item in dataclasses.fields(GenerationParams)) - {"sampling"}
 
 
-def parse_rule(name: str) -> Rule:
-    """The verification rule of a name; `OptionError` lists the known ones."""
-    try:
+def parse_rule(text: str) -> Rule | InexactRule:
+    """The verification rule of a name, or of a lossy rule's `NAME[:key=value]*`. Raises `OptionError`."""
+    lossless = {rule.value: "" for rule in Rule}
+    name, colon, _ = text.partition(":")
+    if name in lossless:
+        if colon:
+            raise OptionError(f"rule {name} has no options; write --rule {name}")
         return Rule(name)
-    except ValueError:
-        raise OptionError(f"unknown rule {name!r}; known are {', '.join(rule.value for rule in Rule)}") from None
+    selection = parse_selection(text, {**lossless, **RULES}, "rule")
+    rule_class = load_class(selection)
+    if not issubclass(rule_class, InexactRule) or not dataclasses.is_dataclass(rule_class):
+        raise OptionError(f"{selection.target} is not an InexactRule with its parameters as a dataclass")
+    rule: InexactRule = read_options(rule_class, selection.options, f"rule {name}")
+    return rule
 
 
 def _items(name: str, value: object, what: str) -> tuple[Any, ...]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from draftsmith.core.inexact import Fidelity
+
 
 class Origin(enum.StrEnum):
     """Where an emitted token came from."""
@@ -37,7 +39,8 @@ class TokenEvent:
     """What one step emitted for one sample.
 
     `text` is whole characters only; what may still become part of a stop string is held back.
-    `finish_reason` is set on the last event: "stop", "length" or "cancelled".
+    `finish_reason` is set on the last event: "stop", "length" or "cancelled". `fidelity`: what the text is worth;
+    `costs`: under a lossy rule, for each token the total variation between its law and the target's.
     """
 
     index: int
@@ -46,17 +49,23 @@ class TokenEvent:
     origins: tuple[Origin, ...]
     logprobs: tuple[TokenLogprob, ...] | None
     finish_reason: str | None
+    fidelity: Fidelity = Fidelity.EXACT
+    costs: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStatistics:
     """Counts and times of one sample. Steps and drafts leave prompt steps out (as tokens per step does).
 
-    `request`: its number in the engine's event log.
+    `request`: its number in the engine's event log. `rule`: with its parameters; `fidelity`: what the text is worth
+    under it. `total_variation`: under a lossy rule, between the laws of its tokens and the target's, per token.
     """
 
     request: int
     drafter: str
+    rule: str
+    fidelity: Fidelity
+    total_variation: float | None
     seed: int
     prompt_tokens: int
     reused_tokens: int

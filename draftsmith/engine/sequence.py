@@ -12,6 +12,7 @@ from collections.abc import Sequence as Series
 
 import torch
 
+from draftsmith.core.inexact import Fidelity, fidelity_of, rule_text
 from draftsmith.core.random import RequestRandom
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import Proposal, Verdict
@@ -27,9 +28,9 @@ class Sequence:
     """One sample of one request."""
 
     __slots__ = (
-        "_first_at", "_last_at", "_num_accepted", "_num_counted", "_num_drafted", "_num_steps", "_submitted_at", "call",
-        "drafter", "drafter_name", "error", "finish_reason", "logprobs", "origins", "params", "preemptions", "reused",
-        "sibling", "stop", "text_parts", "view",
+        "_cost", "_fidelity", "_first_at", "_last_at", "_num_accepted", "_num_counted", "_num_drafted", "_num_steps",
+        "_submitted_at", "call", "drafter", "drafter_name", "error", "finish_reason", "logprobs", "origins", "params",
+        "preemptions", "reused", "sibling", "stop", "text_parts", "view",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +63,8 @@ class Sequence:
         self.logprobs: list[TokenLogprob] = []
         self.reused = 0
         self.preemptions = 0
+        self._fidelity = fidelity_of(params.sampling.rule)
+        self._cost = 0.0
         self._num_steps = 0
         self._num_counted = 0
         self._num_drafted = 0
@@ -127,10 +130,11 @@ class Sequence:
             self._num_counted += verdict.num_emitted
             self._num_drafted += proposal.tree.num_drafted
             self._num_accepted += verdict.num_accepted
+        self._cost += sum(verdict.costs or ())
         self._last_at = time.perf_counter()
         if self._first_at is None:
             self._first_at = self._last_at
-        self._push(verdict.tokens, "".join(text), origins, logprobs, reason)
+        self._push(verdict.tokens, "".join(text), origins, logprobs, reason, verdict.costs)
         return verdict
 
     def end(self, reason: str) -> None:
@@ -153,6 +157,9 @@ class Sequence:
         statistics = RequestStatistics(
             request=self.id,
             drafter=self.drafter_name,
+            rule=rule_text(self.params.sampling.rule),
+            fidelity=self._fidelity,
+            total_variation=self._cost / max(1, len(tokens)) if self._fidelity is Fidelity.LOSSY else None,
             seed=self.view.random.seed,
             prompt_tokens=self.view.prompt_len,
             reused_tokens=self.reused,
@@ -182,9 +189,10 @@ class Sequence:
         origins: tuple[Origin, ...],
         logprobs: tuple[TokenLogprob, ...] | None,
         reason: str | None,
+        costs: tuple[float, ...] | None = None,
     ) -> None:
         self.text_parts.append(text)
-        self.call.events.append(TokenEvent(self.index, tokens, text, origins, logprobs, reason))
+        self.call.events.append(TokenEvent(self.index, tokens, text, origins, logprobs, reason, self._fidelity, costs))
         if reason is not None:  # last of all: whoever sees the end finds everything in place
             self.finish_reason = reason
             self.call.num_live -= 1

@@ -16,6 +16,8 @@ from time import perf_counter
 import torch
 
 from draftsmith.control.base import Controller, RequestOutcome, StepSeconds
+from draftsmith.core.chance import KeyedChance
+from draftsmith.core.inexact import InexactRule
 from draftsmith.core.stats import EventLog, RequestStepRecord, StepRecord
 from draftsmith.core.tree import depths
 from draftsmith.core.types import Proposal, ProposalKind, Verdict
@@ -138,8 +140,13 @@ def _draft(slots: Series[Slot], controller: Controller) -> None:
 
 def _verify(slot: Slot, logits_TV: torch.Tensor) -> None:
     view = slot.sequence.view
+    rule = view.sampler.params.rule
     try:
-        slot.verdict = verify(slot.proposal, logits_TV, view.sampler, view.random, view.position)
+        if isinstance(rule, InexactRule):
+            chance = KeyedChance(view.random, view.position)
+            slot.verdict, view.memory = rule.verify(slot.proposal, logits_TV, view.sampler, chance, view.memory)
+        else:
+            slot.verdict = verify(slot.proposal, logits_TV, view.sampler, view.random, view.position)
     except DraftsmithError as error:
         slot.sequence.fail(error)
 

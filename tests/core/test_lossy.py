@@ -1,4 +1,4 @@
-"""The lossy rules do what their papers say, differ from the target's law, and say so."""
+"""Typical acceptance and lenience do what their papers say, differ from the target's law, and tell by how much."""
 
 import inspect
 import itertools
@@ -9,91 +9,109 @@ import pytest
 import torch
 
 import draftsmith.core.verify
-from draftsmith.core import tree as trees
-from draftsmith.core.chance import KeyedChance, outcomes
-from draftsmith.core.lossy import LossyVerdict, lenience, typical_acceptance
+from draftsmith.core.chance import KeyedChance
+from draftsmith.core.inexact import Fidelity, InexactRule, fidelity_of, rule_text
+from draftsmith.core.lossy import Lenience, TypicalAcceptance
 from draftsmith.core.random import RequestRandom
-from draftsmith.core.sampling import Sampler, SamplingParams
-from draftsmith.core.types import Proposal, ProposalKind, Rule, Tree
+from draftsmith.core.sampling import SamplingParams
+from draftsmith.core.types import Proposal, ProposalKind, Rule, Tree, Verdict
+from draftsmith.core.verify import verify
 from draftsmith.errors import OptionError, UnsoundError
-from tests.core.checks import EXACT, IID
-from tests.core.toys import Joint, Toy, as_law, sampler_of, score
+from draftsmith.registry import RULES, load_class, parse_selection
+from tests.core.checks import EXACT
+from tests.core.inexact_toys import (
+    TARGET,
+    best_chain,
+    chain_of,
+    distance_and_cost,
+    drawn_chain,
+    greedy_sampler,
+    steps,
+)
+from tests.core.toys import Joint, Toy, sampler_of, score
 
-TARGET, DRAFT = Toy.random(3, 300), Toy.random(3, 301)
-
-
-def emitted_law(run, length):
-    """Law of the first tokens a lossy rule emits, extended with the target."""
-    joint = Joint(TARGET, sampler_of(3, Rule.CHAIN))
-    mass = dict.fromkeys(itertools.product(range(3), repeat=length), 0.0)
-    for weight, verdict in outcomes(run):
-        for sequence, prob in joint.continued(verdict.tokens, length):
-            mass[sequence] += weight * prob
-    return mass, dict(joint.continued((), length))
-
-
-def distance(run, length=2):
-    found, wanted = emitted_law(run, length)
-    return 0.5 * sum(abs(prob - wanted[sequence]) for sequence, prob in found.items())
+USUAL = TypicalAcceptance(epsilon=0.09, delta=0.3)
 
 
-def drafted_chain(chance, length=2):
-    tokens: list[int] = []
-    for _ in range(length):
-        tokens.append(chance.pick(DRAFT.law(tokens).tolist()))
-    return Proposal(trees.chain(0, tokens), IID, {n: as_law(DRAFT.law(tokens[:n])) for n in range(length)})
+def keyed(rule, proposal, rows, vocab_size=3):
+    sampler = sampler_of(vocab_size, rule)
+    return rule.verify(proposal, rows, sampler, KeyedChance(RequestRandom(0), 0), None)[0]
 
 
-def run_lenience(chance, factor):
-    proposal = drafted_chain(chance)
-    sampler = sampler_of(3, Rule.CHAIN)
-    result = lenience(proposal, score(proposal.tree, TARGET), sampler, chance, factor=factor)
-    return result.verdict
+# -- lenience -----------------------------------------------------------------------------------------
 
 
-def run_typical(chance, epsilon, delta):
-    tree = drafted_chain(chance).tree
-    sampler = sampler_of(3, Rule.CHAIN)
-    return typical_acceptance(tree, score(tree, TARGET), sampler, chance, epsilon=epsilon, delta=delta).verdict
+@pytest.mark.parametrize("drafting", [drawn_chain, lambda chance: best_chain()])
+def test_lenience_changes_the_law_and_factor_one_does_not(drafting):
+    distance, cost = distance_and_cost(Lenience(factor=1.0), drafting, 3)
+    assert distance < EXACT and cost < EXACT
+    assert distance_and_cost(Lenience(factor=0.5), drafting, 3)[0] > 0.01
 
 
-def test_lenience_changes_the_law_and_factor_one_does_not():
-    assert distance(lambda chance: run_lenience(chance, 1.0)) < EXACT
-    assert distance(lambda chance: run_lenience(chance, 0.5)) > 0.01
+def test_lenience_by_hand():
+    """p = (0.5, 0.5), q = (0.9, 0.1), factor 0.8: token 0 is kept with 0.5 / 0.72, token 1 always; what is left after a
+    rejection is token 1 alone (0.625 - 0.9 < 0 < 0.625 - 0.1). So token 0 comes with 0.625, 0.125 too often."""
+    rule = Lenience(factor=0.8)
+    target, draft = Toy.context_free((0.5, 0.5)), Toy.context_free((0.9, 0.1))
+    found = dict.fromkeys(range(2), 0.0)
+    for weight, (verdict, memory) in steps(rule, lambda chance: drawn_chain(chance, 1, draft), target):
+        found[verdict.tokens[0]] += weight
+        assert verdict.costs[0] == pytest.approx(0.125) and memory is None
+    assert found[0] == pytest.approx(0.9 * 0.5 / 0.72) == pytest.approx(0.625)
 
 
 def test_lenience_keeps_its_bound():
     """No token of the first position becomes more than 1 / factor times as likely."""
+    wanted = dict(Joint(TARGET, sampler_of(3, Rule.CHAIN)).continued((), 1))
     for factor in (0.9, 0.5, 0.2):
-        found, wanted = emitted_law(lambda chance, factor=factor: run_lenience(chance, factor), 1)
-        for sequence, prob in found.items():
-            assert prob <= wanted[sequence] / factor + EXACT
+        found = dict.fromkeys(wanted, 0.0)
+        for weight, (verdict, _) in steps(Lenience(factor=factor), drawn_chain):
+            found[verdict.tokens[:1]] += weight
+        assert all(prob <= wanted[sequence] / factor + EXACT for sequence, prob in found.items())
 
 
 def test_lenience_accepts_more():
     def mean(factor):
-        return sum(weight * verdict.num_accepted for weight, verdict in outcomes(lambda c: run_lenience(c, factor)))
+        return sum(
+            weight * verdict.num_accepted for weight, (verdict, _) in steps(Lenience(factor=factor), drawn_chain)
+        )
 
     assert mean(0.2) > mean(0.6) > mean(1.0)
 
 
+def test_lenience_is_chain_rejection_where_the_target_says_no():
+    """A token of probability 0 is never let pass, whatever the factor."""
+    target, draft = Toy.context_free((0.0, 1.0)), Toy.context_free((0.9, 0.1))
+    for _, (verdict, _) in steps(Lenience(factor=0.01), lambda chance: drawn_chain(chance, 1, draft), target):
+        assert verdict.tokens[0] == 1
+
+
+def test_a_step_without_drafts_is_plain():
+    for rule in (Lenience(factor=0.5),):
+        empty = Proposal.empty(0)
+        found = rule.verify(
+            empty, score(empty.tree, TARGET), sampler_of(3, rule), KeyedChance(RequestRandom(7), 2), None
+        )
+        plain = verify(empty, score(empty.tree, TARGET), sampler_of(3, Rule.CHAIN), RequestRandom(7), 2)
+        assert found[0].tokens == plain.tokens and found[0].costs == (0.0,)
+
+
+# -- typical acceptance -------------------------------------------------------------------------------
+
+
 def test_typical_acceptance_changes_the_law():
-    assert distance(lambda chance: run_typical(chance, 0.09, 0.3)) > 0.01
+    assert distance_and_cost(USUAL, drawn_chain, 2)[0] > 0.01
 
 
 def test_typical_threshold_is_min_of_epsilon_and_delta_over_perplexity():
     """p = (0.7, 0.2, 0.1): exp(-entropy) = 0.448, so delta 0.3 gives 0.134; the two settings are told apart."""
     law = np.array([0.7, 0.2, 0.1])
     perplexity_inverse = math.exp(float((law * np.log(law)).sum()))
-    target = Toy.context_free(law)
-    tree = Tree((0, 0, 1, 2), (-1, 0, 0, 0))
-    rows, sampler = score(tree, target), sampler_of(3, Rule.CHAIN)
+    rows = score(Tree((0, 0, 1, 2), (-1, 0, 0, 0)), Toy.context_free(law))
 
     def accepted(token, epsilon, delta):
-        one = Tree((0, token), (-1, 0))
-        chance = KeyedChance(RequestRandom(0), 0)
-        result = typical_acceptance(one, rows[:2], sampler, chance, epsilon=epsilon, delta=delta)
-        return result.verdict.num_accepted == 1
+        rule = TypicalAcceptance(epsilon=epsilon, delta=delta)
+        return keyed(rule, Proposal(Tree((0, token), (-1, 0))), rows[:2]).num_accepted == 1
 
     assert 0.1 < 0.3 * perplexity_inverse < 0.2
     assert accepted(1, 0.5, 0.3) and not accepted(2, 0.5, 0.3)
@@ -104,41 +122,79 @@ def test_typical_threshold_is_min_of_epsilon_and_delta_over_perplexity():
 def test_typical_acceptance_keeps_the_longest_path_then_the_likeliest():
     target = Toy.context_free((0.5, 0.3, 0.2))
     tree = Tree((0, 0, 1, 2, 0, 0), (-1, 0, 0, 2, 2, 1))
-    rows, sampler = score(tree, target), sampler_of(3, Rule.CHAIN)
-    result = typical_acceptance(tree, rows, sampler, KeyedChance(RequestRandom(0), 0), epsilon=0.1, delta=0.3)
-    assert result.verdict.path == (1, 5)
-    assert result.verdict.num_emitted == 3
+    rule = TypicalAcceptance(epsilon=0.1, delta=0.3)
+    verdict = keyed(rule, Proposal(tree), score(tree, target))
+    assert verdict.path == (1, 5)
+    assert verdict.num_emitted == 3
+    # Two accepted tokens of probability 0.5, then a draw from all three, which are above 0.1.
+    assert verdict.costs == pytest.approx((0.5, 0.5, 0.0))
 
 
 def test_typical_extra_token_is_above_the_threshold():
     target = Toy.context_free((0.9, 0.06, 0.04))
-    empty = Tree((0,), (-1,))
-    rows, sampler = score(empty, target), sampler_of(3, Rule.CHAIN)
-    for weight, result in outcomes(
-        lambda chance: typical_acceptance(empty, rows, sampler, chance, epsilon=0.09, delta=0.3)
-    ):
-        assert result.verdict.tokens == (0,) and weight == 1.0
-    everything = typical_acceptance(
-        empty, rows[:1] * 0, sampler, KeyedChance(RequestRandom(0), 0), epsilon=1.0, delta=1.0
-    )
-    assert everything.verdict.num_emitted == 1, "a flat law has nothing above its threshold, and still emits"
+    for weight, (verdict, _) in steps(USUAL, lambda chance: Proposal.empty(0), target):
+        assert verdict.tokens == (0,) and weight == 1.0
+        assert verdict.costs == pytest.approx((0.1,))
+    everything = TypicalAcceptance(epsilon=1.0, delta=1.0)
+    empty = Proposal.empty(0)
+    flat = keyed(everything, empty, score(empty.tree, target)[:1] * 0)
+    assert flat.num_emitted == 1, "a flat law has nothing above its threshold, and still emits"
 
 
-def test_results_say_they_are_lossy():
-    proposal = drafted_chain_of(1, 2)
-    rows, sampler = score(proposal.tree, TARGET), sampler_of(3, Rule.CHAIN)
-    chance = KeyedChance(RequestRandom(0), 0)
-    for result in (
-        lenience(proposal, rows, sampler, chance, factor=0.5),
-        typical_acceptance(proposal.tree, rows, sampler, chance, epsilon=0.09, delta=0.3),
-    ):
-        assert isinstance(result, LossyVerdict) and result.lossy
-    assert "lenience 0.5" in lenience(proposal, rows, sampler, chance, factor=0.5).rule
+# -- what a step says it costs ------------------------------------------------------------------------
+
+ALIKE = [Lenience(factor=0.9), Lenience(factor=0.3), USUAL, TypicalAcceptance(epsilon=0.3, delta=0.8)]
+
+
+@pytest.mark.parametrize("rule", ALIKE, ids=lambda rule: rule.text)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_cost_of_a_token_is_its_total_variation(rule, seed):
+    """What is drafted is certain, or drawn by the token's own law: then the first token's cost is exact."""
+    target, draft = Toy.random(3, 310 + seed), Toy.random(3, 320 + seed)
+    best = best_chain(2, draft)
+    distance, cost = distance_and_cost(rule, lambda chance: best, 1, target)
+    assert distance == pytest.approx(cost, abs=EXACT)
+    if isinstance(rule, Lenience):
+        distance, cost = distance_and_cost(rule, lambda chance: drawn_chain(chance, 2, draft), 1, target)
+        assert distance == pytest.approx(cost, abs=EXACT)
+
+
+@pytest.mark.parametrize("rule", ALIKE, ids=lambda rule: rule.text)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_costs_together_bound_the_total_variation_of_an_answer(rule, seed):
+    target, draft = Toy.random(3, 330 + seed), Toy.random(3, 340 + seed)
+    for drafting in (lambda chance: best_chain(2, draft), lambda chance: drawn_chain(chance, 2, draft)):
+        distance, cost = distance_and_cost(rule, drafting, 3, target)
+        assert 0 < distance <= cost + EXACT
+
+
+def test_a_stop_rule_cuts_costs_with_their_tokens():
+    verdict = Verdict((1, 2), (5, 6, 7), (0.1, 0.2, 0.3))
+    assert verdict.cut(2) == Verdict((1, 2), (5, 6), (0.1, 0.2))
+    assert Verdict((1,), (5, 6)).cut(1).costs is None
+
+
+# -- what they are called, and what they refuse -------------------------------------------------------
+
+
+def test_every_rule_of_the_table_says_what_it_is():
+    for name in RULES:
+        rule_class = load_class(parse_selection(name, RULES, "rule"))
+        assert issubclass(rule_class, InexactRule) and rule_class.name == name
+        assert rule_class.fidelity is (Fidelity.SYNTHETIC if name == "synthetic" else Fidelity.LOSSY)
+    assert all(fidelity_of(rule) is Fidelity.EXACT for rule in Rule)
+    assert not set(RULES) & {rule.value for rule in Rule}
+    assert rule_text(USUAL) == "typical:epsilon=0.09:delta=0.3" and rule_text(Rule.CHAIN) == "chain"
+    assert USUAL.label == "lossy (typical:epsilon=0.09:delta=0.3)"
 
 
 def test_exact_verification_never_comes_here():
-    assert "lossy" not in {name.split(".")[-1] for name in _imports(draftsmith.core.verify)}
-    assert all("typical" not in rule.value and "len" not in rule.value for rule in Rule)
+    named = {part for name in _imports(draftsmith.core.verify) for part in name.split(".")}
+    assert not named & {"lossy", "adasd", "asd", "synthetic"}
+    proposal = chain_of(1, 2)
+    for rule in (USUAL, Lenience(factor=1.0)):
+        with pytest.raises(UnsoundError, match="does not keep the target's law"):
+            verify(proposal, score(proposal.tree, TARGET), sampler_of(3, rule), RequestRandom(0), 0)
 
 
 def _imports(module):
@@ -152,40 +208,46 @@ def _imports(module):
 @pytest.mark.parametrize("settings", [(0.0, 0.3), (1.5, 0.3), (0.09, 0.0), (0.09, -1.0), (float("nan"), 0.3)])
 def test_typical_settings_are_checked(settings):
     epsilon, delta = settings
-    tree = Tree((0, 1), (-1, 0))
     with pytest.raises(OptionError, match="allowed: above 0 and up to 1"):
-        typical_acceptance(
-            tree,
-            torch.zeros(2, 3),
-            sampler_of(3, Rule.CHAIN),
-            KeyedChance(RequestRandom(0), 0),
-            epsilon=epsilon,
-            delta=delta,
-        )
+        TypicalAcceptance(epsilon=epsilon, delta=delta)
 
 
 def test_typical_settings_have_no_defaults():
     """Published helpers have the two defaults swapped; here both must be given by name."""
-    parameters = inspect.signature(typical_acceptance).parameters
+    parameters = inspect.signature(TypicalAcceptance).parameters
     for name in ("epsilon", "delta"):
         assert parameters[name].default is inspect.Parameter.empty
         assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
 
 
 def test_lenience_refuses_what_it_cannot_do():
-    chance, rows = KeyedChance(RequestRandom(0), 0), torch.zeros(3, 3)
-    sampler = sampler_of(3, Rule.CHAIN)
+    rows = torch.zeros(3, 3)
     for factor in (0.0, -1.0, 1.5, float("nan")):
         with pytest.raises(OptionError, match="factor"):
-            lenience(drafted_chain_of(1, 2), rows, sampler, chance, factor=factor)
-    with pytest.raises(UnsoundError, match="sampled chain"):
-        lenience(Proposal(trees.chain(0, (1, 2))), rows, sampler, chance, factor=0.5)
-    with pytest.raises(UnsoundError, match="sampled chain"):
-        lenience(Proposal(Tree((0, 1, 2), (-1, 0, 0)), ProposalKind.IID), rows, sampler, chance, factor=0.5)
-    greedy = Sampler(SamplingParams(), (0,), frozenset(), 3)
-    with pytest.raises(OptionError, match="temperature above 0"):
-        lenience(drafted_chain_of(1, 2), rows, greedy, chance, factor=0.5)
+            Lenience(factor=factor)
+    for kind in (ProposalKind.POINT_MASS, ProposalKind.IID):
+        with pytest.raises(UnsoundError, match="this proposal branches"):
+            keyed(Lenience(factor=0.5), Proposal(Tree((0, 1, 2), (-1, 0, 0)), kind), rows)
+    with pytest.raises(UnsoundError, match="not recorded"):
+        keyed(Lenience(factor=0.5), Proposal(Tree((0, 1), (-1, 0)), ProposalKind.IID), rows[:2])
 
 
-def drafted_chain_of(*tokens):
-    return Proposal(trees.chain(0, tokens), IID, {n: as_law(DRAFT.law(tokens[:n])) for n in range(len(tokens))})
+@pytest.mark.parametrize("rule", [USUAL, Lenience(factor=0.5)], ids=lambda rule: rule.name)
+def test_greedy_requests_are_refused(rule):
+    with pytest.raises(OptionError, match="needs a temperature above 0"):
+        SamplingParams(rule=rule)
+    with pytest.raises(OptionError, match="needs a temperature above 0"):
+        greedy_sampler(3, rule)
+
+
+def test_drafters_draw_for_the_rule_they_stand_in_for():
+    assert SamplingParams(temperature=1.0, rule=USUAL).draft_rule is Rule.MATCH
+    assert SamplingParams(temperature=1.0, rule=Lenience(factor=0.5)).draft_rule is Rule.CHAIN
+    assert all(SamplingParams(temperature=1.0, rule=rule).draft_rule is rule for rule in Rule)
+    with pytest.raises(OptionError, match="lossy rule"):
+        SamplingParams(temperature=1.0, rule="chain")
+
+
+def test_toys_enumerate_everything():
+    for rule, drafting in itertools.product(ALIKE, (drawn_chain, lambda chance: best_chain())):
+        assert sum(weight for weight, _ in steps(rule, drafting)) == pytest.approx(1.0, abs=EXACT)

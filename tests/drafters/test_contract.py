@@ -35,6 +35,7 @@ SELECTIONS = [
     "eagle3:path=toy/eagle3.1:tree=dynamic:top_k=2:depth=4",
     "mtp:path=toy/mtp",
     "mtp:path=toy/mtp-mimo:tree=2x2",
+    "synthetic",
     ECHO,
 ]
 # Its global tree remembers other sequences on purpose, so a sequence's own state is compared without it.
@@ -159,7 +160,7 @@ def test_greedy_and_coupled_output_is_the_plain_runs(text, sampling):
         assert [together.emitted[index] for index in range(len(PROMPTS))] == plain
 
 
-@pytest.mark.parametrize("text", [text for text in SELECTIONS if text not in (PLAIN, ECHO)])
+@pytest.mark.parametrize("text", [text for text in SELECTIONS if text not in (PLAIN, ECHO, "synthetic")])
 def test_drafts_are_accepted_at_all(text):
     """The tests above would pass with a drafter that is always wrong."""
     result = run(TableBackend(TABLE), make(text), PROMPTS, 60)
