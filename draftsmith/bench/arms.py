@@ -85,7 +85,7 @@ class Answer:
 
     `finish_reason`: "stop" or "length". `error`: why it failed, and then no other field counts but `key` and
     `seconds`. `request`: its number in the arm's event log, None without one. `details`: what else the engine told,
-    such as times measured in its own process.
+    such as times measured in its own process. `total_variation`: per token, under a lossy rule of ours.
     """
 
     key: int
@@ -98,16 +98,21 @@ class Answer:
     request: int | None = None
     counters: Counters | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
+    total_variation: float | None = None
     error: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What an arm is, for the bundle and the report. `details`: versions, options, anything else worth citing."""
+    """What an arm is, for the bundle and the report. `details`: versions, options, anything else worth citing.
+
+    `fidelity`: what its texts are worth (`core.fidelity`); None where nobody tells, as of other engines.
+    """
 
     engine: str
     model: str
     bits_per_weight: float | None = None
+    fidelity: str | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
 
 

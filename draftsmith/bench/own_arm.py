@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from draftsmith.bench.arms import Answer, Arm, Arrival, Ask, Description, Message
 from draftsmith.bench.environment import resident_bytes
+from draftsmith.core.fidelity import marked
 from draftsmith.core.stats import EventLog
 from draftsmith.errors import DraftsmithError
 
@@ -23,10 +24,18 @@ if TYPE_CHECKING:
 
 @final
 class OwnArm(Arm):
-    """An engine and the drafter it was made with. `rule`: how drafts are verified when sampling."""
+    """An engine and the drafter it was made with. `rule`: how drafts are verified.
+
+    Its name says so where the rule does not keep the target's law, and with it every table and plot.
+    """
 
     def __init__(self, name: str, engine: Engine, *, max_concurrency: int, rule: str = "coupling") -> None:
-        self.name = name
+        from draftsmith.core.inexact import fidelity_of
+        from draftsmith.engine.params import parse_rule
+
+        self._fidelity = fidelity_of(parse_rule(rule))
+        self.name = marked(name, self._fidelity)
+        self._drafter = name
         self.max_concurrency = max_concurrency
         self._engine = engine
         self._rule = rule
@@ -36,12 +45,13 @@ class OwnArm(Arm):
     def open(self) -> Description:
         """The engine is loaded already."""
         spec = self._engine.spec
-        details: dict[str, Any] = {"backend": self._engine.backend_name, "drafter": self.name}
+        details = {"backend": self._engine.backend_name, "drafter": self._drafter, "rule": self._rule}
         bits = self._engine.bits_per_weight
         return Description(
             engine="draftsmith",
             model=self._engine.model_name,
             bits_per_weight=bits,
+            fidelity=self._fidelity.value,
             details={**details, "layers": spec.num_layers, "vocabulary": spec.vocab_size},
         )
 
@@ -130,4 +140,5 @@ def _answer(key: int, now: float, stream: TokenStream) -> Answer:
         text=result.text,
         finish_reason=result.finish_reason,
         request=result.statistics.request,
+        total_variation=result.statistics.total_variation,
     )

@@ -279,6 +279,7 @@ class _Block:
                 "arrivals": tuple(talk.arrivals),
                 "request": answer.request,
                 "counters": answer.counters,
+                "total_variation": answer.total_variation,
                 "counted_by": answer.details.get(COUNTED_BY) if answer.token_ids is None else None,
             }
         self.done.append(

@@ -25,7 +25,8 @@ class RequestRun:
     `prompt`: index in the workload. `due`: when it should have been sent (an open loop decides that, a closed one
     sends when a place is free), `sent`: when it was. `arrivals`: when tokens became visible, and how many.
     `token_ids`: None where the engine tells only text. `request`: its number in the arm's event log, None without
-    one. `counted_by`: how its tokens were counted, where it was not by their ids. `error`: why it failed.
+    one. `counted_by`: how its tokens were counted, where it was not by their ids. `total_variation`: per token, under a
+    lossy rule. `error`: why it failed.
     """
 
     prompt: int
@@ -44,6 +45,7 @@ class RequestRun:
     request: int | None = None
     counters: Counters | None = None
     counted_by: str | None = None
+    total_variation: float | None = None
     error: str | None = None
 
 

@@ -21,6 +21,7 @@ from draftsmith.bench.latency import DEFINITIONS as LATENCY_DEFINITIONS
 from draftsmith.bench.latency import Targets, latencies
 from draftsmith.bench.runs import ArmRun, Key, Measured, RequestRun
 from draftsmith.core.conventions import published
+from draftsmith.core.fidelity import Fidelity
 from draftsmith.core.intervals import ratio_interval
 from draftsmith.core.stats import EventLog, Summary, summarise
 
@@ -40,6 +41,8 @@ DEFINITIONS = {
     "rows_per_token": "rows the target scored after the prompt (root and drafts) per emitted token",
     "other_cores": "cores that other programs kept busy meanwhile: above 0.25 or so, speeds say little",
     "noise": "how far a block's rate strays from its mean over repeats (coefficient of variation, median of blocks)",
+    "fidelity": "exact: the target's own text; lossy: near it, as was asked for; synthetic: drafts kept at set rates",
+    "total_variation": "of a lossy rule: between the laws its tokens came from and the target's, mean per token",
     "drift": "the baseline's rate in the later half of the run over that in the earlier, same blocks: 1 is steady",
     "memory_bytes": "largest resident memory of the engine's process after a block; own arms share one process",
     "seconds": "draft, verify (the target's forward), sample (verification rule), other (the rest of the wall time)",
@@ -92,6 +95,25 @@ def estimates(result: Mapping[str, Any]) -> int:
     return sum(count for by, count in told.items() if by.startswith("estimate"))
 
 
+def fidelity_notes(result: Mapping[str, Any]) -> list[str]:
+    """What must be known of an arm whose texts are not the target's own."""
+    told = result.get("fidelity")
+    rule = (result.get("details") or {}).get("rule")
+    if told == Fidelity.LOSSY:
+        cost = result.get("total_variation")
+        said = "unknown" if cost is None else f"{cost:.3f}"
+        return [
+            f"{result['arm']}: LOSSY by rule {rule}: total variation from the target's law {said} per token, other ids "
+            f"in {result['divergent']} of {result['identical'] + result['divergent']} answers."
+        ]
+    if told == Fidelity.SYNTHETIC:
+        return [
+            f"{result['arm']}: SYNTHETIC by rule {rule}: drafts were accepted at set rates; the text means nothing, "
+            "and no speed here is one that a drafter reached."
+        ]
+    return []
+
+
 def compared_runs(measured: Measured) -> list[ArmRun]:
     """Runs on blocks that every arm has worked on; an interrupted run leaves out the one it was stopped in."""
     arms = set(measured.config["arms"])
@@ -142,6 +164,7 @@ class _Figures:
             "latency": latencies([request for run in timed for request in run.requests], seconds, self._targets),
             "memory_bytes": max((run.memory_bytes for run in own if run.memory_bytes is not None), default=None),
             **self._sameness(arm, answered),
+            "total_variation": _total_variation(answered),
             **_counted(answered),
         }
 
@@ -210,6 +233,13 @@ class _Figures:
             "first_divergence": min((item.position for item in differences), default=None),
             "unsteady": sum(len(ids) > 1 for ids in own.values()),
         }
+
+
+def _total_variation(answered: Sequence[RequestRun]) -> float | None:
+    """Per token, over the answers that came under a lossy rule."""
+    lossy = [request for request in answered if request.total_variation is not None]
+    tokens = sum(request.num_tokens for request in lossy)
+    return _rounded(sum((r.total_variation or 0.0) * r.num_tokens for r in lossy) / tokens) if tokens else None
 
 
 def _counted(answered: Sequence[RequestRun]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from draftsmith.bench.workloads.lengths import LengthTier, fit_prompts, parse_ti
 from draftsmith.cli.console import note
 from draftsmith.cli.loading import load_arms, request_settings
 from draftsmith.cli.options import BenchOptions
+from draftsmith.core.fidelity import Fidelity, marked
 from draftsmith.errors import OptionError, PromptError
 from draftsmith.registry import DRAFTERS, load_class, parse_selection
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 # An open loop may have any number of requests under way; so many share a step.
 _OPEN_LOOP_BATCH = 8
+_EXACT_RULE = "coupling"
 _MOST_AT_ONCE = 512
 """Rows of a step that our engine plans with, one for each sequence at least."""
 
@@ -91,13 +93,14 @@ def check(options: BenchOptions) -> Asked:
     named = [check_arm(text) for text in peers]
     for drafter in drafters:
         load_class(parse_selection(drafter, DRAFTERS, "drafter"))
-    names = _unique("--drafters and --peer", [*drafters, *named])
+    request_settings(options, max_new_tokens=options.max_new_tokens, ignore_eos=options.ignore_eos)
+    own = [marked(drafter, _fidelity(_rule(options, drafter))) for drafter in drafters]
+    names = _unique("--drafters and --peer", [*own, *named])
     baseline = options.baseline or names[0]
     if baseline not in names:
         raise OptionError(f"--baseline {baseline!r} is none of the arms: {', '.join(names)}")
     if not options.timeout > 0:
         raise OptionError(f"timeout must be above 0 seconds, got {options.timeout}")
-    request_settings(options, max_new_tokens=options.max_new_tokens, ignore_eos=options.ignore_eos)
     targets = Targets.parse(options.targets)
     repeats = Plan(repeats=options.repeats, precision=options.precision, max_seconds=options.max_seconds)
     tiers = parse_tiers(options.lengths) if options.lengths else ()
@@ -132,7 +135,8 @@ def prepare(asked: Asked) -> Ready:
     judge = next(iter(engines.values()), None)
     prompts = _at_lengths(asked.loaded.prompts, asked.tiers, judge, options.seed)
     workload = _workload(asked, prompts, judge)
-    own = [OwnArm(name, engine, max_concurrency=_most(asked), rule=options.rule) for name, engine in engines.items()]
+    most = _most(asked)
+    own = [OwnArm(name, engine, max_concurrency=most, rule=_rule(options, name)) for name, engine in engines.items()]
     info = _run_info(options, workload, judge)
     encode: Encode = own[0].encode if own else _no_ids
     usable, failed = usable_prompts(workload, encode)
@@ -185,6 +189,19 @@ def _no_ids(messages: Sequence[Message] | None, text: str) -> None:
 def _most(asked: Asked) -> int:
     """Requests our engine is handed at once: all that are due, where it is an open loop; it has a queue of its own."""
     return asked.sent.concurrency if isinstance(asked.sent, ClosedLoop) else len(asked.sent.times)
+
+
+def _rule(options: BenchOptions, drafter: str) -> str:
+    """An arm's rule. The plain arm is what the others are held against, so it is exact whatever was asked for."""
+    is_exact = _fidelity(options.rule) is Fidelity.EXACT
+    return options.rule if is_exact or drafter != BASELINE else _EXACT_RULE
+
+
+def _fidelity(rule: str) -> Fidelity:
+    from draftsmith.core.inexact import fidelity_of
+    from draftsmith.engine.params import parse_rule
+
+    return fidelity_of(parse_rule(rule))
 
 
 def _names(flag: str, text: str) -> list[str]:

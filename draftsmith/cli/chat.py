@@ -119,7 +119,7 @@ class Chat:
         _tell(answer_line(answer))
 
     def _answer(self) -> Answer:
-        answer = Answer()
+        answer = Answer(rule=self.options.rule)
         writer = None if self.options.json else AnswerWriter(self.engine.tokenizer, color=self.color)
         stream = cast("Generator[TokenEvent, None, None]", self.engine.stream(self.messages, **self.settings))
         with stop_on_interrupt() as stop:

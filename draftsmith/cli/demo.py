@@ -25,6 +25,7 @@ from draftsmith.cli.demo_view import DemoView, choose_view
 from draftsmith.cli.loading import load_arms
 from draftsmith.cli.options import DemoOptions
 from draftsmith.cli.telling import Answer
+from draftsmith.core.fidelity import Fidelity
 from draftsmith.errors import OptionError
 
 if TYPE_CHECKING:
@@ -120,7 +121,8 @@ def _config(options: DemoOptions, arms: Mapping[str, Engine]) -> dict[str, Any]:
         "baseline": BASELINE,
         "arms": list(arms),
         "descriptions": {
-            name: {"engine": "draftsmith", "backend": engine.backend_name} for name, engine in arms.items()
+            name: {"engine": "draftsmith", "backend": engine.backend_name, "fidelity": Fidelity.EXACT.value}
+            for name, engine in arms.items()
         },
         "targets": {},
         "load": "closed:1",

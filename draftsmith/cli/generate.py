@@ -28,7 +28,7 @@ def run(options: GenerateOptions) -> int:
     engine = load_engine(options, drafter=options.drafter)
     color = not options.json and wants_color(options.color, sys.stdout)
     writer = None if options.json else AnswerWriter(engine.tokenizer, color=color)
-    answer, interrupted = _answer(engine, prompt, settings, writer)
+    answer, interrupted = _answer(engine, prompt, settings, writer, Answer(rule=options.rule))
     if writer is None:
         head = {"model": options.model, "drafter": options.drafter, "prompt_tokens": len(engine.encode(prompt))}
         print(json.dumps({**head, **answer.as_json()}, ensure_ascii=False))
@@ -40,8 +40,9 @@ def run(options: GenerateOptions) -> int:
     return INTERRUPTED if interrupted else 0
 
 
-def _answer(engine: Engine, prompt: Any, settings: dict[str, Any], writer: AnswerWriter | None) -> tuple[Answer, bool]:
-    answer = Answer()
+def _answer(
+    engine: Engine, prompt: Any, settings: dict[str, Any], writer: AnswerWriter | None, answer: Answer
+) -> tuple[Answer, bool]:
     interrupted = False
     stream = engine.stream(prompt, **settings)
     try:

@@ -97,7 +97,7 @@ class CoreSamplingOptions:
         int, Option("--seed", "-s", metavar="S", help="Same seed, same text", rich_help_panel=_SAMPLING)
     ] = 0
     rule: Annotated[
-        str, Option("--rule", metavar="NAME", help="How drafts are verified at T > 0", rich_help_panel=_SAMPLING)
+        str, Option("--rule", metavar="NAME", help="How drafts are verified; docs/lossy.md", rich_help_panel=_SAMPLING)
     ] = "coupling"
 
 
@@ -345,7 +345,7 @@ class AuditedLawOptions:
         float, Option("--top-p", metavar="P", help="With --temperature: keep up to this sum", rich_help_panel=_SAMPLING)
     ] = 1.0
     rule: Annotated[
-        str, Option("--rule", metavar="NAME", help="How drafts are verified at T > 0", rich_help_panel=_SAMPLING)
+        str, Option("--rule", metavar="NAME", help="How drafts are verified; docs/lossy.md", rich_help_panel=_SAMPLING)
     ] = "coupling"
     seed: Annotated[
         int, Option("--seed", "-s", metavar="S", help="Same seed, same audit", rich_help_panel=_SAMPLING)

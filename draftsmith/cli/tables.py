@@ -13,13 +13,16 @@ from typing import Any
 
 from rich.table import Table
 
-from draftsmith.bench.summary import BUSY_CORES, estimates
+from draftsmith.bench.summary import BUSY_CORES, estimates, fidelity_notes
 from draftsmith.cli.console import OutputConsole
+from draftsmith.core.fidelity import Fidelity
 
 _FEW_ITEMS = 20
 _WIDE = 3  # arms beside the baseline: with more there is room for speed-ups alone
 _SPEEDUPS = "speed-up of (requests)"
 _NUMBER_WIDTH = 7
+_INEXACT = (Fidelity.LOSSY, Fidelity.SYNTHETIC)
+"""Arms whose answers differ because they were asked to."""
 
 
 def print_bench_tables(summary: Mapping[str, Any]) -> None:
@@ -48,13 +51,14 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
         lines.append(f"Only {min(compared)} blocks were compared: intervals from so few say little.")
     lines += load_notes(summary)
     for result in summary["results"]:
+        lines += fidelity_notes(result)
         for reason, count in result["failed_requests"].items():
             lines.append(f"{result['arm']}: {count} requests failed and are in no figure: {reason}")
         if estimates(result):
             lines.append(
                 f"{result['arm']}: tokens of {estimates(result)} answers are an estimate, for nobody counted them."
             )
-        if result["divergent"]:
+        if result["divergent"] and result.get("fidelity") not in _INEXACT:
             lines.append(
                 f"{result['arm']}: {result['divergent']} answers differ from the baseline's, {result['near_ties']} of "
                 f"them at a near tie (gap below 1e-4), the earliest at token {result['first_divergence']}; see "

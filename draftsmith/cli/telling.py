@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, final
 
+from draftsmith.core.fidelity import Fidelity
 from draftsmith.core.stats import EventLog, Summary, summarise
 from draftsmith.engine.results import Origin, TokenEvent
 
@@ -19,8 +20,9 @@ from draftsmith.engine.results import Origin, TokenEvent
 @final
 @dataclass
 class Answer:
-    """One answer while it comes, and its figures afterwards."""
+    """One answer while it comes, and its figures afterwards. `rule`: as it was asked for."""
 
+    rule: str = "coupling"
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: str = ""
@@ -28,6 +30,8 @@ class Answer:
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     seconds: float = 0.0
     events: EventLog = field(default_factory=EventLog)
+    fidelity: Fidelity = Fidelity.EXACT
+    cost: float = 0.0
 
     def timed(self, stream: Iterator[TokenEvent]) -> Iterator[TokenEvent]:
         """Pass a stream's events through, taking down tokens and the time spent waiting for them."""
@@ -44,6 +48,8 @@ class Answer:
                 self.arrivals.append((self.seconds, len(event.token_ids)))
             self.text += event.text
             self.origins.update(event.origins)
+            self.fidelity = event.fidelity
+            self.cost += sum(event.costs or ())
             self.finish_reason = event.finish_reason or self.finish_reason
             yield event
 
@@ -66,10 +72,18 @@ class Answer:
         """All tokens over all waiting, prompt processing included."""
         return len(self.token_ids) / self.seconds if self.seconds else 0.0
 
+    @property
+    def total_variation(self) -> float | None:
+        """Under a lossy rule, between the laws of the tokens and the target's, per token."""
+        return self.cost / max(1, len(self.token_ids)) if self.fidelity is Fidelity.LOSSY else None
+
     def as_json(self) -> dict[str, Any]:
         """For --json."""
         counts = self.counts
         return {
+            "rule": self.rule,
+            "fidelity": self.fidelity.value,
+            "total_variation": self.total_variation,
             "text": self.text,
             "token_ids": self.token_ids,
             "finish_reason": self.finish_reason,
@@ -86,7 +100,7 @@ class Answer:
 
 def answer_line(answer: Answer) -> str:
     """The one-line summary of an answer."""
-    return f"{_figures([answer])} | {answer.finish_reason}"
+    return f"{_label([answer])}{_figures([answer])} | {answer.finish_reason}"
 
 
 def totals_line(answers: Sequence[Answer]) -> str:
@@ -96,7 +110,18 @@ def totals_line(answers: Sequence[Answer]) -> str:
     counts = [answer.counts for answer in answers]
     drafted, accepted = sum(item.drafted for item in counts), sum(item.accepted for item in counts)
     said = f"{len(answers)} answer{'s' if len(answers) > 1 else ''}"
-    return f"{said} | {_figures(answers)} | {accepted} of {drafted} drafted tokens accepted"
+    return f"{_label(answers)}{said} | {_figures(answers)} | {accepted} of {drafted} drafted tokens accepted"
+
+
+def _label(answers: Sequence[Answer]) -> str:
+    """What must be known of the texts before anything else; nothing where they are the target's own."""
+    first = answers[0]
+    if first.fidelity is Fidelity.EXACT:
+        return ""
+    if first.fidelity is Fidelity.SYNTHETIC:
+        return f"SYNTHETIC, the text means nothing (rule {first.rule}) | "
+    cost = sum(answer.cost for answer in answers) / max(1, sum(len(answer.token_ids) for answer in answers))
+    return f"LOSSY, total variation {cost:.3f} per token (rule {first.rule}) | "
 
 
 def _figures(answers: Sequence[Answer]) -> str:

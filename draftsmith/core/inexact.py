@@ -2,7 +2,8 @@
 
 Named in `SamplingParams.rule` beside the lossless `Rule`s and asked by the engine's step; `core.verify` never comes
 here. The rules: `core.lossy` (typical acceptance, lenience), `core.adasd`, `core.asd`, `core.synthetic`. Invariants:
-nothing uses one by default; what came about under one says so (`Fidelity`) in every record made of it.
+nothing uses one by default; what came about under one says so (`core.fidelity`) in every record
+made of it.
 
 Shape letters: T tree nodes (root included).
 """
@@ -10,10 +11,10 @@ Shape letters: T tree nodes (root included).
 from __future__ import annotations
 
 import dataclasses
-import enum
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from draftsmith.core.fidelity import Fidelity
 from draftsmith.core.types import Law, Proposal, Rule, Verdict
 from draftsmith.errors import OptionError
 
@@ -22,17 +23,6 @@ if TYPE_CHECKING:
 
     from draftsmith.core.chance import Chance
     from draftsmith.core.sampling import Sampler
-
-
-class Fidelity(enum.StrEnum):
-    """What an output has to do with what the target would have written."""
-
-    EXACT = "exact"
-    """The target's own ids, or drawn from the target's own law."""
-    LOSSY = "lossy"
-    """Near it, by a rule that was asked for by name."""
-    SYNTHETIC = "synthetic"
-    """Nothing: drafts were accepted at set rates, whatever they were; only times and counts mean anything."""
 
 
 class InexactRule(ABC):

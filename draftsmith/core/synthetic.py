@@ -20,7 +20,8 @@ import torch
 from draftsmith.core import theory
 from draftsmith.core import tree as trees
 from draftsmith.core.chance import Chance
-from draftsmith.core.inexact import Fidelity, InexactRule
+from draftsmith.core.fidelity import Fidelity
+from draftsmith.core.inexact import InexactRule
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import Proposal, Rule, Verdict
 from draftsmith.errors import OptionError

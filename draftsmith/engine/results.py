@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from draftsmith.core.inexact import Fidelity
+from draftsmith.core.fidelity import Fidelity
 
 
 class Origin(enum.StrEnum):

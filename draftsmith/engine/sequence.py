@@ -12,7 +12,8 @@ from collections.abc import Sequence as Series
 
 import torch
 
-from draftsmith.core.inexact import Fidelity, fidelity_of, rule_text
+from draftsmith.core.fidelity import Fidelity
+from draftsmith.core.inexact import fidelity_of, rule_text
 from draftsmith.core.random import RequestRandom
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import Proposal, Verdict

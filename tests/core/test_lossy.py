@@ -10,7 +10,8 @@ import torch
 
 import draftsmith.core.verify
 from draftsmith.core.chance import KeyedChance
-from draftsmith.core.inexact import Fidelity, InexactRule, fidelity_of, rule_text
+from draftsmith.core.fidelity import Fidelity
+from draftsmith.core.inexact import InexactRule, fidelity_of, rule_text
 from draftsmith.core.lossy import Lenience, TypicalAcceptance
 from draftsmith.core.random import RequestRandom
 from draftsmith.core.sampling import SamplingParams

@@ -7,7 +7,7 @@ import pytest
 
 from draftsmith.core import tree as trees
 from draftsmith.core.chance import outcomes
-from draftsmith.core.inexact import Fidelity
+from draftsmith.core.fidelity import Fidelity
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.core.synthetic import SyntheticAcceptance, conditional_of
 from draftsmith.core.types import Proposal, Tree

@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 from draftsmith.core.asd import ApproximateVerification
-from draftsmith.core.inexact import Fidelity
+from draftsmith.core.fidelity import Fidelity
 from draftsmith.core.lossy import TypicalAcceptance
 from draftsmith.core.stats import EventLog, summarise
 from draftsmith.core.synthetic import SyntheticAcceptance

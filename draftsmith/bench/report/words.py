@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftsmith.bench.runs import BASELINE
-from draftsmith.bench.summary import BUSY_CORES, estimates
+from draftsmith.bench.summary import BUSY_CORES, estimates, fidelity_notes
 
 FEW_ITEMS = 20
 """Intervals from fewer blocks than this are told to say little."""
@@ -82,6 +82,7 @@ def warnings(summary: Mapping[str, Any]) -> list[str]:
             "goodput tell the arms apart."
         )
     for result in summary["results"]:
+        found += fidelity_notes(result)
         if estimates(result):
             found.append(
                 f"{result['arm']}: tokens of {estimates(result)} answers are an estimate, for nobody counted them; so "
