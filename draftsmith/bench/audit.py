@@ -25,11 +25,15 @@ from draftsmith.bench.audit_checks import (
     check_stops,
     guarded,
 )
+from draftsmith.bench.audit_cost import CostTest
 from draftsmith.bench.audit_law import LawTest, PairTest, SampledTest
 from draftsmith.bench.audit_report import AuditReport, Check, Status
 from draftsmith.bench.audit_subject import Audited, Target
 from draftsmith.bench.differences import NEAR_TIE
+from draftsmith.core.fidelity import Fidelity
+from draftsmith.core.inexact import fidelity_of
 from draftsmith.core.types import Rule
+from draftsmith.engine.params import parse_rule
 from draftsmith.errors import OptionError
 
 SAME_IDS = (Rule.COUPLING.value, Rule.MATCH.value)
@@ -50,6 +54,12 @@ class Case:
     def is_greedy(self) -> bool:
         """Whether nothing is drawn."""
         return self.settings.get("temperature", 0.0) == 0
+
+    @property
+    def fidelity(self) -> Fidelity:
+        """What its rule promises."""
+        rule = self.settings.get("rule", Rule.COUPLING)
+        return fidelity_of(parse_rule(rule) if isinstance(rule, str) else rule)
 
 
 DEFAULT_CASES = (
@@ -79,6 +89,7 @@ class AuditPlan:
     `subject`: what is audited, in words. `same_ids`: whether sampled answers must be the plain run's with that seed.
     `alpha`: probability of a false alarm in the whole audit. `drift`: the total variation per token that each sampled
     setting should show 9 times in 10 before it is called tested. `budget`: most tokens the audited engine writes.
+    Cases with a lossy rule make it an audit of what that costs; then all of them have one.
     """
 
     subject: str
@@ -101,8 +112,18 @@ class AuditPlan:
         for name, least in (("budget", 1), ("max_new_tokens", 8), ("pairs", 1)):
             if getattr(self, name) < least:
                 raise OptionError(f"{name} is {getattr(self, name)!r}; it must be at least {least}")
+        fidelities = {case.fidelity for case in self.cases}
+        if Fidelity.SYNTHETIC in fidelities:
+            raise OptionError("synthetic acceptance writes nothing of the target's; there is nothing to audit")
+        if len(fidelities) > 1:
+            raise OptionError("an audit certifies an exact rule or measures a lossy one; its cases mix them")
         if self.max_seconds is not None and not self.max_seconds > 0:
             raise OptionError(f"max_seconds is {self.max_seconds!r}; it must be above 0")
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether a lossy rule is measured, and nothing certified."""
+        return any(case.fidelity is Fidelity.LOSSY for case in self.cases)
 
 
 @final
@@ -113,7 +134,9 @@ class Audit:
         self, plan: AuditPlan, audited: Audited, plain: Audited, target: Target | None, prompts: Sequence[Any]
     ) -> None:
         self._plan = plan
-        self._sampled = [case for case in plan.cases if not case.is_greedy]
+        if plan.is_lossy and target is None:
+            raise OptionError("what a lossy rule costs is measured with the target's logits, which an endpoint hides")
+        self._sampled = [case for case in plan.cases if plan.is_lossy or not case.is_greedy]
         # One part for each statistical check, one for exact ties.
         part = plan.alpha / (len(self._sampled) + 1)
         self._bench = Bench(
@@ -161,6 +184,7 @@ class Audit:
             tokens=self._bench.tokens,
             seconds=self._seconds,
             interrupted=interrupted,
+            is_lossy=self._plan.is_lossy,
         )
 
     # -- inside -----------------------------------------------------------------------------------
@@ -196,7 +220,8 @@ class Audit:
         return {"max_new_tokens": self._plan.max_new_tokens, **case.settings, **more}
 
     def _quick_checks(self) -> dict[str, Callable[[str], Check]]:
-        greedy = [case for case in self._plan.cases if case.is_greedy]
+        is_lossy = self._plan.is_lossy
+        greedy = [case for case in self._plan.cases if case.is_greedy and not is_lossy]
         found: dict[str, Callable[[str], Check]] = {}
 
         def add(name: str, check: Any, settings: Mapping[str, Any]) -> None:
@@ -207,11 +232,11 @@ class Audit:
         if self._bench.target is not None:
             for case in greedy:
                 add(f"argmax, {case.name}", check_argmax, self._settings(case))
-        if self._plan.same_ids:
+        if self._plan.same_ids and not is_lossy:
             for case in self._sampled:
                 add(f"ids by seed, {case.name}", check_ids, self._settings(case, seed=self._plan.seed))
         first = self._settings(self._plan.cases[0], seed=self._plan.seed)
-        plainly = {"max_new_tokens": self._plan.max_new_tokens}
+        plainly = first if is_lossy else {"max_new_tokens": self._plan.max_new_tokens}
         add("stop rules", check_stops, plainly)
         add("max_new_tokens", check_lengths, plainly)
         add("log-probabilities", check_logprobs, first)
@@ -222,6 +247,8 @@ class Audit:
     def _sampled_test(self, index: int, case: Case, alpha: float) -> SampledTest:
         name, settings = f"law, {case.name}", self._settings(case)
         seed = self._plan.seed + ((index + 1) << 24)
+        if self._plan.is_lossy:
+            return CostTest(f"cost, {case.name}", self._bench, settings, alpha, seed)
         if self._bench.target is not None:
             return LawTest(name, self._bench, settings, alpha, seed, drift=self._plan.drift)
         return PairTest(name, self._bench, settings, alpha, seed, pairs=self._plan.pairs)
@@ -234,6 +261,7 @@ class Audit:
             "prompts": len(self._bench.prompts),
             "max_new_tokens": plan.max_new_tokens,
             "same_ids": plan.same_ids,
+            "fidelity": plan.cases[0].fidelity.value,
             "drift": plan.drift,
             "budget": plan.budget,
             "near_tie": plan.near_tie,

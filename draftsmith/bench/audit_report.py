@@ -21,6 +21,8 @@ class Status(StrEnum):
     NUMERICS = "near ties"
     """Differences, all of them between choices that lie closer together than rounding."""
     DIFFERS = "differs"
+    LOSSY = "lossy"
+    """A cost that was asked for, measured."""
     NOT_TESTED = "not tested"
 
 
@@ -30,6 +32,8 @@ class Verdict(StrEnum):
     EXACT = "exact"
     NUMERICS = "exact up to numerics"
     DRIFTING = "drifting"
+    LOSSY = "lossy"
+    """By a rule that was asked for, at the cost that was measured; never exact, however small that is."""
     NOT_TESTED = "not tested"
 
 
@@ -50,7 +54,9 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditReport:
-    """A whole audit. `tested`: drafter, rule, model, seed and the rest of what was asked for."""
+    """A whole audit. `tested`: drafter, rule, model, seed and the rest of what was asked for. `is_lossy`: a lossy rule
+    was, so that there is a cost to measure and nothing to certify.
+    """
 
     checks: tuple[Check, ...]
     tested: Mapping[str, Any]
@@ -60,6 +66,7 @@ class AuditReport:
     tokens: int
     seconds: float
     interrupted: bool = False
+    is_lossy: bool = False
 
     @property
     def verdict(self) -> Verdict:
@@ -67,9 +74,17 @@ class AuditReport:
         found = {check.status for check in self.checks}
         if Status.DIFFERS in found:
             return Verdict.DRIFTING
+        if self.is_lossy:
+            return Verdict.LOSSY if Status.LOSSY in found else Verdict.NOT_TESTED
         if self.accepted == 0 or not found & {Status.OK, Status.NUMERICS}:
             return Verdict.NOT_TESTED
         return Verdict.NUMERICS if Status.NUMERICS in found else Verdict.EXACT
+
+    @property
+    def cost(self) -> Mapping[str, Any] | None:
+        """The figures of the costliest setting of a lossy rule."""
+        found = [check.figures for check in self.checks if check.status is Status.LOSSY]
+        return max(found, key=lambda figures: float(figures["total_variation"]), default=None)
 
     @property
     def margin(self) -> float | None:
@@ -94,6 +109,8 @@ class AuditReport:
             "statement": self.statement,
             "interrupted": self.interrupted,
             "largest_margin": self.margin,
+            "total_variation": None if self.cost is None else self.cost["total_variation"],
+            "total_variation_interval": None if self.cost is None else [self.cost["low"], self.cost["high"]],
             "false_alarm_probability": self.alpha,
             "drafted_tokens": self.drafted,
             "accepted_tokens": self.accepted,
@@ -123,7 +140,14 @@ def _statement(report: AuditReport) -> str:
         return f"Nothing was tested: {why}. {said}"
     if report.verdict is Verdict.DRIFTING:
         names = ", ".join(check.name for check in report.checks if check.status is Status.DIFFERS)
-        said = f"Not what plain decoding writes: {names}. {said}"
+        what = "what the rule says of itself" if report.is_lossy else "what plain decoding writes"
+        said = f"Not {what}: {names}. {said}"
+    elif report.cost is not None:
+        cost = report.cost
+        said = (
+            f"Lossy, as was asked: total variation about {cost['total_variation']:.3f} per token ({cost['low']:.3f} to "
+            f"{cost['high']:.3f}) from the target's law in the costliest setting. {said}"
+        )
     elif report.verdict is Verdict.NUMERICS:
         said = f"Differences at near ties alone, the widest gap {report.margin:.1e}. {said}"
     if found and report.verdict is not Verdict.DRIFTING:

@@ -22,6 +22,7 @@ import torch
 from draftsmith.bench.runs import BASELINE
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.stats import EventLog
+from draftsmith.core.types import Rule
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.loading import LoadedModel
 from draftsmith.engine.params import GenerationParams
@@ -60,7 +61,8 @@ class Answer:
 
     `tokens`: ids, or spellings where an endpoint tells no ids; characters (`in_characters`) where it tells neither.
     `logprobs`: of the emitted tokens, None where not told. `likeliest`: per token, those of the likeliest ones.
-    `usage`: tokens the engine says it wrote, and read. `statistics`: the engine's own, for a single request.
+    `usage`: tokens the engine says it wrote, and read. `statistics`: the engine's own, for a single request. `cost`:
+    under a lossy rule, the total variation that the engine says its tokens have, summed.
     """
 
     tokens: tuple[Token, ...]
@@ -71,6 +73,7 @@ class Answer:
     in_characters: bool = False
     usage: tuple[int | None, int | None] = (None, None)
     statistics: RequestStatistics | None = None
+    cost: float | None = None
 
     @property
     def num_tokens(self) -> int | None:
@@ -124,7 +127,7 @@ class EngineAudited(Audited):
 
 
 def _answer_of(result: GenerationResult) -> Answer:
-    entries = result.logprobs
+    entries, total_variation = result.logprobs, result.statistics.total_variation
     return Answer(
         tokens=tuple(result.token_ids),
         text=result.text,
@@ -132,6 +135,7 @@ def _answer_of(result: GenerationResult) -> Answer:
         logprobs=None if entries is None else tuple(entry.logprob for entry in entries),
         usage=(result.statistics.emitted_tokens, result.statistics.prompt_tokens),
         statistics=result.statistics,
+        cost=None if total_variation is None else total_variation * len(result.token_ids),
     )
 
 
@@ -146,6 +150,7 @@ def _collect(events: Sequence[Any], asked: Asked) -> list[Answer]:
                 text="".join(event.text for event in own),
                 finish_reason=own[-1].finish_reason if own else None,
                 logprobs=tuple(entry.logprob for event in own for entry in event.logprobs or ()) if wanted else None,
+                cost=sum(costs) if (costs := [cost for event in own for cost in event.costs or ()]) else None,
             )
         )
     return samples
@@ -210,7 +215,7 @@ class Target:
         end_ids = params.stop_ids if params.ignore_eos else params.stop_ids | self._model.eos_ids
         sampler = Sampler(params.sampling, prompt_ids, end_ids, self.vocab_size)
         # The same transforms at temperature 1 and without truncation give the scores that greedy compares.
-        bare = dataclasses.replace(params.sampling, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+        bare = dataclasses.replace(params.sampling, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, rule=Rule.COUPLING)
         scorer = Sampler(bare, prompt_ids, end_ids, self.vocab_size)
         for position, (token, row_V) in enumerate(zip(emitted, self._rows(prompt_ids, emitted), strict=True)):
             yield Judged(

@@ -3,7 +3,8 @@
 The entry point of the installed script. Exit codes: 0 done; 1 the demo found a difference that a near
 tie does not explain, a bundle's figures are not those of its logs, or the audit found a drift; 2 the user's
 mistake, or something the system refuses (a full disk), told in one line on stderr; 3 the audit could test nothing;
-130 stopped by Ctrl-C; 141 the reader of stdout went away. Invariant: no mistake of a user ends in a traceback.
+4 the audit measured what a lossy rule costs; 130 stopped by Ctrl-C; 141 the reader of stdout went away. Invariant: no
+mistake of a user ends in a traceback.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """`draftsmith audit`: certify that an engine with speculation writes what it would write without.
 
-Called by `app`; composes the audit with an engine of ours, or with two endpoints. Exit codes: 0 exact, near ties
-included; 1 drifting; 3 nothing was tested; 130 interrupted, after the report of what was found so far; 2 a mistake, or
-a server that went away, then too after that report.
+Called by `app`; composes the audit with an engine of ours, or with two endpoints. Under a lossy rule it certifies
+nothing and measures what the rule costs. Exit codes: 0 exact, near ties included; 1 drifting; 3 nothing was tested;
+4 lossy, as was asked; 130 interrupted, after the report of what was found so far; 2 a mistake, or a server that went
+away, then too after that report.
 Invariants: everything that can be wrong with the options is found before a model is loaded; the report goes to stdout
 and nothing else does.
 """
@@ -31,11 +32,24 @@ from draftsmith.errors import DraftsmithError, OptionError
 from draftsmith.registry import DRAFTERS, load_class, parse_selection
 
 NOTHING_TESTED = 3
-_EXIT = {Verdict.EXACT: 0, Verdict.NUMERICS: 0, Verdict.DRIFTING: 1, Verdict.NOT_TESTED: NOTHING_TESTED}
+LOSSY = 4
+_EXIT = {
+    Verdict.EXACT: 0,
+    Verdict.NUMERICS: 0,
+    Verdict.DRIFTING: 1,
+    Verdict.NOT_TESTED: NOTHING_TESTED,
+    Verdict.LOSSY: LOSSY,
+}
 _COARSE_NEAR_TIE = 0.5
 """Gaps put down to rounding in bfloat16, whose logits of about 20 lie 0.125 apart (0.25 was seen); endpoints may
 compute in it."""
-_COLORS = {Status.OK: "green", Status.NUMERICS: "yellow", Status.DIFFERS: "bold red", Status.NOT_TESTED: "dim"}
+_COLORS = {
+    Status.OK: "green",
+    Status.NUMERICS: "yellow",
+    Status.DIFFERS: "bold red",
+    Status.LOSSY: "magenta",
+    Status.NOT_TESTED: "dim",
+}
 _TELL_SECONDS = 30.0
 _BEGINS = b'{"verdict": '
 """How a report for machines begins, so that one is not mistaken for a file of somebody else's."""
@@ -71,7 +85,7 @@ def _engine_audit(options: AuditOptions) -> Audit:
     load_class(parse_selection(options.drafter, DRAFTERS, "drafter"))
     if options.drafter == BASELINE:
         raise OptionError("drafter none drafts nothing, so there is nothing to audit; give another, such as suffix")
-    cases = _cases(options, DEFAULT_CASES, rule=options.rule)
+    cases = _lossy_cases(options) or _cases(options, DEFAULT_CASES, rule=options.rule)
     for case in cases:
         request_settings(max_new_tokens=options.max_new_tokens, **case.settings)
     plan = _plan(
@@ -88,6 +102,8 @@ def _engine_audit(options: AuditOptions) -> Audit:
 def _endpoint_audit(options: AuditOptions) -> Audit:
     if not options.endpoint or not options.plain_endpoint:
         raise OptionError("--endpoint and --plain-endpoint belong together: one server that drafts, one that does not")
+    if options.rule != AuditOptions().rule:
+        raise OptionError(f"--rule {options.rule} is for a model of ours; an endpoint verifies as it was started to")
     named = None if options.model == AuditOptions().model else options.model
     audited, plain = (EndpointAudited(url, model=named) for url in (options.endpoint, options.plain_endpoint))
     plan = _plan(
@@ -124,6 +140,20 @@ def _cases(options: AuditOptions, grid: tuple[Case, ...], **more: Any) -> list[C
         named = Case(name=", ".join(f"{name} {value:g}" for name, value in asked.items()), settings=asked)
         chosen = (grid[0],) if named.is_greedy else (grid[0], named)
     return [case if case.is_greedy else Case(name=case.name, settings={**case.settings, **more}) for case in chosen]
+
+
+def _lossy_cases(options: AuditOptions) -> list[Case]:
+    """The settings that a lossy rule serves, all of them under it; none under an exact rule. Raises `OptionError`."""
+    from draftsmith.core.inexact import InexactRule
+    from draftsmith.engine.params import parse_rule
+
+    rule = parse_rule(options.rule)
+    if not isinstance(rule, InexactRule):
+        return []
+    if options.temperature is not None:
+        rule.check_temperature(options.temperature)
+    chosen = [case for case in _cases(options, DEFAULT_CASES) if rule.greedy in (None, case.is_greedy)]
+    return [Case(name=case.name, settings={**case.settings, "rule": rule.text}) for case in chosen]
 
 
 def _carry_out(audit: Audit) -> bool:

@@ -1,7 +1,7 @@
-"""How sure a ratio of two arms' rates is: the paired bootstrap over items.
+"""How sure a ratio is: the paired bootstrap over items for two arms' rates, a t interval for a mean per unit.
 
-Called by the benchmark for speed-ups and for the difference of two runs. Invariant: totals over totals, items of both
-arms resampled together; same inputs and seed, same interval.
+Called by the benchmark for speed-ups and for the difference of two runs, and by the audit of a lossy rule. Invariant:
+totals over totals, items of both arms resampled together; same inputs and seed, same interval.
 """
 
 from __future__ import annotations
@@ -27,6 +27,35 @@ class RatioInterval:
     level: float
     resamples: int
     items: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanInterval:
+    """A total over a total size with its interval; unbounded where one item tells nothing of the spread."""
+
+    mean: float
+    low: float
+    high: float
+    level: float
+    items: int
+
+
+def mean_interval(items: Sequence[tuple[float, float]], *, level: float = 0.95) -> MeanInterval:
+    """What an item's amount is per unit of its size: Σ amount / Σ size, items being independent of each other.
+
+    Item i is (amount, size). A t interval with the variance of a ratio of totals to first order (Cochran 1977,
+    section 6.4). Raises `ValueError` without any size.
+    """
+    amounts, sizes = (np.array([item[place] for item in items], dtype=np.float64) for place in range(2))
+    count, total = len(items), float(sizes.sum()) if items else 0.0
+    if not total > 0:
+        raise ValueError("items have no size between them")
+    mean = float(amounts.sum()) / total
+    half = math.inf
+    if count > 1:
+        spread = math.sqrt(count / (count - 1) * float(((amounts - mean * sizes) ** 2).sum())) / total
+        half = _student_quantile((1 + level) / 2, count - 1) * spread
+    return MeanInterval(mean=mean, low=mean - half, high=mean + half, level=level, items=count)
 
 
 def ratio_interval(
