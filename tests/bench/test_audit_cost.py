@@ -115,8 +115,12 @@ def test_without_accepted_drafts_nothing_was_measured():
     report = audited("lenience:factor=0.5", controller="fixed:num_draft=0")
     assert report.verdict is Verdict.NOT_TESTED
     assert cost_of(report).evidence == "no draft was accepted"
-    early = audited("lenience:factor=0.5", budget=1)
-    assert early.verdict is Verdict.NOT_TESTED
+
+
+def test_the_cost_is_measured_before_the_budget_is_spent():
+    report = audited("lenience:factor=0.5", budget=1)
+    assert report.verdict is Verdict.LOSSY and cost_of(report).status is Status.LOSSY
+    assert {check.evidence for check in report.checks if check is not cost_of(report)} == {"not reached"}
 
 
 def test_a_lossy_report_cannot_say_exact():
