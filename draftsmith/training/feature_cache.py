@@ -76,9 +76,19 @@ class CachedFeatures(FeatureSource):
         """Shards that are not there yet."""
         return [shard for shard in range(len(self._shards)) if not self._file(shard).exists()]
 
-    def fill(self, tell: Callable[[int, int], None], stop: Callable[[], bool] = lambda: False) -> bool:
-        """Score and write what is missing; `tell(done, all)` after each shard. False when `stop()` ended it."""
-        for shard in self.missing:
+    def fill(
+        self,
+        tell: Callable[[int, int], None],
+        stop: Callable[[], bool] = lambda: False,
+        own: Callable[[Sequence[int]], Sequence[int]] = lambda shards: shards,
+    ) -> bool:
+        """Score and write what is missing; `tell(done, all)` after each shard. False when `stop()` ended it.
+
+        `own`: which of all shards are this process's to make.
+        """
+        for shard in own(range(len(self._shards))):
+            if self._file(shard).exists():
+                continue
             if stop():
                 return False
             self._write(shard)
