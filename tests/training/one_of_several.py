@@ -1,4 +1,4 @@
-"""What each process of a run of several does; started by torchrun. Arguments: data, output, forwards of a step, cache."""
+"""What each process of a run of several does, under torchrun. Arguments: data, output, forwards of a step, cache."""
 
 import sys
 from pathlib import Path
