@@ -239,7 +239,6 @@ def _cached(job: Job, listener: Listener, together: Processes, tell: Callable[[s
     assert settings.cache is not None
     key = {
         "target": {"name": settings.model, "backend": settings.backend, "layers": spec.num_layers, "width": spec.width},
-        "taps": sorted(map(str, job.module.needs)),
         "max_len": settings.max_len,
     }
     if not together.is_first:
