@@ -281,6 +281,7 @@ class Engine:
             load_model=self._load,
             make_drafter=self._make_drafter,
             backend=self._model.backend,
+            name=self._model.name,
         )
         return drafter_class.create(options, target)
 

@@ -7,9 +7,12 @@ uninterrupted one; norms and biases are not decayed.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
+
+from draftsmith.drafters.trainable import DraftModule
 
 BETAS = (0.9, 0.95)
 
@@ -24,11 +27,16 @@ def rate_factor(step: int, progress: float, warmup_steps: int, floor: float) -> 
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(max(progress, 0.0), 1.0)))
 
 
-def make_optimiser(module: nn.Module, lr: float, weight_decay: float) -> torch.optim.AdamW:
-    """AdamW over a module's trained weights, matrices decayed."""
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [parameter for parameter in trained if parameter.ndim > 1], "weight_decay": weight_decay},
-        {"params": [parameter for parameter in trained if parameter.ndim <= 1], "weight_decay": 0.0},
-    ]
+def make_optimiser(module: DraftModule, lr: float, weight_decay: float) -> torch.optim.AdamW:
+    """AdamW over a module's trained weights, matrices decayed; each group names the `part` of the module it is of."""
+    parts: dict[str, list[nn.Parameter]] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            parts.setdefault(module.part_of(name), []).append(parameter)
+    groups: list[dict[str, Any]] = []
+    for part, trained in parts.items():
+        matrices = [parameter for parameter in trained if parameter.ndim > 1]
+        others = [parameter for parameter in trained if parameter.ndim <= 1]
+        groups.append({"params": matrices, "weight_decay": weight_decay, "part": part})
+        groups.append({"params": others, "weight_decay": 0.0, "part": part})
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=lr, betas=BETAS, fused=True)
