@@ -198,7 +198,10 @@ class DraftModule(nn.Module, ABC):
         Anchors whose target would say a token outside the draft vocabulary are left out. Families with
         further terms (features, ground truth) override this.
         """
-        laws = self.target_laws(batch)
+        return self.judged(batch, options, self.target_laws(batch))
+
+    def judged(self, batch: TrainingBatch, options: LossOptions, laws: TargetLaws) -> LossReport:
+        """The depths' losses against given laws, added up."""
         found = [
             self.depth_loss(batch, depth, draft, options, laws)
             for depth, draft in enumerate(self.depths(batch, options.num_depths))

@@ -1,35 +1,42 @@
 """A tiny model with real files: a target that can be tuned and copied, and a vocabulary that students share."""
 
-import dataclasses
+import functools
 import json
+import tempfile
+from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
 from draftsmith.drafters.base import TargetInfo
 from draftsmith.engine.loading import load_model
+from draftsmith.io.files import open_model
 from draftsmith.models.tokenizer import Tokenizer
-from tests.io.samples import SPECIAL, TOKENS, byte_level_metadata, write_gguf
+from tests.io.samples import TOKENS, byte_level_metadata, llama_metadata, llama_tensors, write_gguf
 from tests.models.fakes import tiny_spec, tiny_weights
 
 VOCAB = len(TOKENS)
+SIZES = {"width": 64, "head_dim": 16, "mlp_width": 96, "tied_head": False, "max_context": 128}
+"""Such as the native backend serves; with a tied head a random model says the same token for ever."""
 END = TOKENS.index("<|im_end|>")
 
 
-def tokenizer(tmp_path):
-    """The samples' byte-level vocabulary, read from a GGUF file of nothing else."""
-    from draftsmith.io.gguf_header import read_header
-    from draftsmith.io.gguf_translate import tokenizer_data
-
-    path = write_gguf(tmp_path / "vocabulary.gguf", byte_level_metadata(), {})
-    return Tokenizer.from_data(tokenizer_data(read_header(memoryview(path.read_bytes()), path).metadata))
+@functools.cache
+def tokenizer(pre="smollm"):
+    """The samples' byte-level vocabulary, read from a GGUF file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "vocabulary.gguf"
+        write_gguf(path, llama_metadata() | byte_level_metadata(pre=pre), llama_tensors())
+        return Tokenizer.from_data(open_model(str(path)).tokenizer)
 
 
 def write_model(path, seed=0, vocab_size=VOCAB, files=None, **fields):
     """A directory with random weights; `fields` of the spec. Returns its name."""
-    spec = tiny_spec(vocab_size=vocab_size, **{"tied_head": False, "max_context": 128, **fields})
+    spec = tiny_spec(vocab_size=vocab_size, **{**SIZES, **fields})
     path.mkdir(parents=True)
     tensors = {name: tensor.to(torch.float32) for name, tensor in tiny_weights(spec, seed).items()}
+    if not spec.tied_head:
+        tensors["lm_head.weight"] *= 4  # laws with a favourite, which a little training does not turn over
     save_file(tensors, path / "model.safetensors")
     config = {
         "model_type": "llama",
@@ -47,9 +54,8 @@ def write_model(path, seed=0, vocab_size=VOCAB, files=None, **fields):
         "eos_token_id": END,
     }
     (path / "config.json").write_text(json.dumps(config))
-    for name, text in (files or tokenizer(path).as_files()).items():
+    for name, text in (tokenizer().as_files() if files is None else files).items():
         (path / name).write_text(text)
-    (path / "vocabulary.gguf").unlink(missing_ok=True)
     return str(path)
 
 
@@ -66,11 +72,3 @@ def target_of(name, backend="reference"):
         backend=model.backend,
         name=name,
     )
-
-
-def nameless(target):
-    """The same target without files."""
-    return dataclasses.replace(target, name="")
-
-
-assert set(SPECIAL) < set(TOKENS)
