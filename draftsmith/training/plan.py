@@ -98,7 +98,7 @@ def make_plan(job: Job) -> Plan:
         left_out=len(job.corpus) - len(job.kept),
         steps=steps,
         trained_tokens=trained,
-        drafter_bytes=parameters * _WEIGHT_BYTES[settings.dtype],
+        drafter_bytes=_written_weights(job) * _WEIGHT_BYTES[settings.dtype],
         # The new state stands beside the old one while it is written.
         state_bytes=parameters * (2 * _STATE_BYTES_PER_WEIGHT + 4),
         cache_bytes=num_tokens * row_bytes if cached else 0,
@@ -110,6 +110,15 @@ def make_plan(job: Job) -> Plan:
         written_tokens=written,
         writing_tokens_per_second=writing_rate,
     )
+
+
+def _written_weights(job: Job) -> int:
+    """Weights on disk in the end: a method that tunes its target writes all of that."""
+    module = job.module
+    own = [(module.part_of(name), parameter.numel()) for name, parameter in module.named_parameters()]
+    if not module.tunes_target:
+        return sum(size for _, size in own)
+    return sum(size for part, size in own if not part) + job.target.backend.spec.num_parameters
 
 
 def _written(job: Job, trained: int) -> tuple[int, float]:

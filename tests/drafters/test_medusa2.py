@@ -14,6 +14,7 @@ from draftsmith.drafters.trainable import LossOptions
 from draftsmith.engine.engine import Engine, EngineSettings
 from draftsmith.engine.loading import load_model
 from draftsmith.errors import ModelFileError, OptionError
+from draftsmith.io.files import open_model
 from draftsmith.models.reference import ReferenceBackend
 from draftsmith.models.spec import DecoderSpec
 from draftsmith.training.optimiser import make_optimiser
@@ -213,6 +214,8 @@ def learned(target, name, tmp_path_factory):
         optimiser.zero_grad()
         module.loss(batch, LossOptions(loss="ce", decay=0.5, num_depths=2, progress=done)).loss.backward()
         optimiser.step()
+    untouched = open_model(name).load("model.layers.0.mlp.up_proj.weight")
+    assert not torch.equal(module.layout(target).target.tensors["model.layers.0.mlp.up_proj.weight"], untouched)
     path = tmp_path_factory.mktemp("tuned") / "medusa2"
     save_module(path, "medusa2", module, name, target, {}, dtype=torch.float32)
     return prompts, path

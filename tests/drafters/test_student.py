@@ -226,6 +226,21 @@ def test_what_is_written_is_a_model(target, name, changes, tmp_path):
     assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
 
 
+def test_other_engines_read_it_too(target, name, tmp_path):
+    import transformers
+
+    module = shaken(new_module("draft_model", target, {"init": name, "layers": "2"})).float()
+    save_module(tmp_path / "out", "draft_model", module, name, target, {})
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    tokens = torch.tensor([TEXTS[0]])
+    with torch.no_grad():
+        logits = model(tokens).logits[0]
+    torch.testing.assert_close(logits, float64_logits(module, TEXTS[0]), atol=1e-4, rtol=0)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    text = "<|im_start|>hello wor 12<|im_end|>"
+    assert tokenizer.encode(text, add_special_tokens=False) == target.tokenizer.encode(text, special=True)
+
+
 @pytest.mark.parametrize("kind", ["embedded", "sentencepiece", "no prefix", "samples"])
 def test_a_tokenizer_is_read_back_from_its_files(kind):
     made = {

@@ -1,5 +1,6 @@
-"""What each process of a run of several does; started by torchrun. Arguments: data, output, forwards of a step."""
+"""What each process of a run of several does; started by torchrun. Arguments: data, output, changes as JSON."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -12,9 +13,9 @@ from tests.training.tiny import job_of
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    data, output, accumulate = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    data, output, changes = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
     with processes() as together:
-        job = job_of(data, output, together=together, accumulate=accumulate)
+        job = job_of(data, output, together=together, **changes)
         trainer = carry_out(job, Listener(), together, tell=lambda line: None)
         # Every process must end with the weights of the first.
         total = sum(float(parameter.double().abs().sum()) for parameter in trainer.module.parameters())

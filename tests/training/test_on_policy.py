@@ -98,6 +98,14 @@ def test_a_mixed_run_learns_and_differs_from_one_on_the_targets_texts(data, whol
     assert losses_of(tmp_path / "drafter") != losses
 
 
+def test_in_bfloat16_it_learns_too(data, tmp_path, whole):
+    train(data, tmp_path / "drafter", **{**MIXED, "on_policy": 0.0, "compute": "bfloat16"})
+    train(data, tmp_path / "other", **{**MIXED, "on_policy": 0.0})
+    mine, other = losses_of(tmp_path / "drafter"), losses_of(tmp_path / "other")
+    assert mine[0][1] == pytest.approx(other[0][1], rel=0.02)
+    assert mine[-1][1] < mine[0][1]
+
+
 @pytest.mark.parametrize("at", [1, 3, 5, 7])
 def test_a_continued_run_sees_the_same_texts(data, tmp_path, whole, at):
     """Steps 0 to 2, 3 to 5 and 6 to 7 share what was written at the first of them."""
