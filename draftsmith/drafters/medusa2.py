@@ -259,7 +259,12 @@ class Medusa2Drafter(HeadDrafter):
     def create(cls, options: HeadOptions, target: TargetInfo) -> Self:
         """Load a checkpoint. Raises `ModelFileError` beside another target than the one it was trained with."""
         own = Path(options.path) / TARGET
-        if target.name and own.is_dir() and not (Path(target.name).exists() and own.samefile(target.name)):
+        if (
+            options.path
+            and target.name
+            and own.is_dir()
+            and not (Path(target.name).exists() and own.samefile(target.name))
+        ):
             raise ModelFileError(
                 f"{options.path} holds heads of a target that was tuned with them, not of {target.name}; "
                 f"take that target: --model {own}"

@@ -131,7 +131,7 @@ def test_the_target_waits_and_then_learns_slower(target):
     rates = [module.rate_factor("target", progress) for progress in (0.0, 0.2, 0.3, 0.4, 1.0)]
     assert rates == pytest.approx([0, 0, 0.25, 0.5, 0.5])
     assert module.rate_factor("", 0.1) == 1
-    parts = {group["part"] for group in make_optimiser(module, 1e-3, 0.0).param_groups}
+    parts = {group["part"] for group in make_optimiser(module, 1e-3, 0.0, part_of=module.part_of).param_groups}
     assert parts == {"", "target"}
 
 
@@ -206,7 +206,7 @@ def learned(target, name, tmp_path_factory):
     changes = {"num_depths": "2", "num_layers": "2", "rank": "8", "heads_first": "0.3", "target_rate": "0.005"}
     module = new_module("medusa2", target, changes)
     batch = batch_of(target.backend, texts, prompt_len=PROMPT_LEN)
-    optimiser = make_optimiser(module, 1e-2, 0.0)
+    optimiser = make_optimiser(module, 1e-2, 0.0, part_of=module.part_of)
     for step in range(NUM_STEPS):
         done = step / NUM_STEPS
         for group in optimiser.param_groups:

@@ -1,4 +1,4 @@
-"""What each process of a run of several does; started by torchrun. Arguments: data, output, changes as JSON."""
+"""What each process of a run of several does, under torchrun. Arguments: data, output, changes as JSON."""
 
 import json
 import sys
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from draftsmith.training import feature_cache
 from draftsmith.training.processes import processes
 from draftsmith.training.run import carry_out
 from draftsmith.training.trainer import Listener
@@ -14,6 +15,9 @@ from tests.training.tiny import job_of
 if __name__ == "__main__":
     torch.set_num_threads(1)
     data, output, changes = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+    if "cache" in changes:
+        changes["cache"] = Path(changes["cache"])
+    feature_cache.SHARD_TOKENS = 60  # several shards of a tiny corpus
     with processes() as together:
         job = job_of(data, output, together=together, **changes)
         trainer = carry_out(job, Listener(), together, tell=lambda line: None)
