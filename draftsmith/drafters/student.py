@@ -125,10 +125,13 @@ class StudentModule(DraftModule):
         fill_normal(self, generator, 0.02)
         theirs, own = target.backend.spec, self.config.spec
         if own.width == theirs.width and theirs.embedding_scale == 1 and (theirs.tied_head or not own.tied_head):
-            # Words mean what they mean to the target from the first step on.
+            # Words mean what they mean to the target from the first step on. Logits begin small: an embedding that
+            # fresh layers barely change would say its own token again, and be sure of it.
             self.model.embed_tokens.weight.copy_(target.backend.embed(torch.arange(own.vocab_size)))
             if self.lm_head is not None:
                 self.lm_head.weight.copy_(self.target_head_UD)
+            rows_VD = head_rows(self.model, self.lm_head)
+            self.model.norm.weight.fill_(own.width**-0.5 / float(rows_VD.norm(dim=-1).mean()))
 
     @property
     def needs(self) -> frozenset[Tap]:

@@ -115,6 +115,15 @@ def test_gradients_are_finite_at_a_cold_start(target, loss, changes):
         assert parameter.grad is not None and bool(torch.isfinite(parameter.grad).all()), key
 
 
+def test_a_fresh_student_is_sure_of_nothing(target):
+    """With the target's own embedding it would repeat the last token, at a loss far above that of a flat law."""
+    for changes in ({}, {"tied": "false"}, SMALL):
+        module = new_module("draft_model", target, changes)
+        batch = batch_of(target.backend, TEXTS, prompt_len=PROMPTS)
+        flat = float(torch.log(torch.tensor(float(disk.VOCAB))))
+        assert float(module.loss(batch, LossOptions(loss="ce")).loss.detach()) < flat + 1
+
+
 def test_a_batch_without_a_row_teaches_nothing(target):
     module = new_module("draft_model", target, SMALL)
     batch = batch_of(target.backend, [[1, 2, 3]], prompt_len=3)
