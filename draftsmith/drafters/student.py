@@ -81,7 +81,7 @@ class StudentModule(DraftModule):
     """Weights and loss of a standalone draft model; parameters are named as in its files."""
 
     Config = StudentConfig
-    loss_defaults = LossOptions(num_depths=4)
+    loss_defaults = LossOptions(decay=1.0, num_depths=4)
 
     def __init__(self, config: StudentConfig, target: TargetInfo, draft_ids: torch.Tensor | None) -> None:
         if draft_ids is not None:

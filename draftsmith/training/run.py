@@ -207,7 +207,7 @@ def finish(job: Job, trainer: Trainer) -> dict[str, Any]:
             settings.output,
             settings.method,
             module,
-            settings.model,
+            facts["verified_by"],
             job.target,
             {**facts, **ranks, "validation": figures},
             texts={

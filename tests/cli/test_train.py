@@ -307,6 +307,7 @@ def test_a_tuned_target_is_a_model_of_its_own(model_words, tiny, tmp_path, capsy
     card = (out / "README.md").read_text()
     assert f"--model {out / 'model'} --drafter medusa2:path={out}" in card
     assert "one of its own" in card
+    assert json.loads((out / "config.json").read_text())["target"]["name"] == str(out / "model")
 
 
 @pytest.mark.parametrize(
