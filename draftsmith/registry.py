@@ -26,6 +26,7 @@ DRAFTERS: Mapping[str, str] = types.MappingProxyType(
         "draft_model": "draftsmith.drafters.draft_model:ModelDrafter",
         "hybrid": "draftsmith.drafters.hybrid:HybridDrafter",
         "medusa": "draftsmith.drafters.medusa:MedusaDrafter",
+        "medusa2": "draftsmith.drafters.medusa2:Medusa2Drafter",
         "hydra": "draftsmith.drafters.hydra:HydraDrafter",
         "mlp_speculator": "draftsmith.drafters.mlp_speculator:MlpSpeculatorDrafter",
         "gloeckle": "draftsmith.drafters.gloeckle:GloeckleDrafter",

@@ -7,6 +7,8 @@ differ only where training and inference compute something different.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from draftsmith.core.stats import summarise
@@ -21,14 +23,15 @@ if TYPE_CHECKING:
 MAX_NEW_TOKENS = 128
 
 
-def live_check(job: Job, trainer: Trainer, model: LoadedModel) -> dict[str, float]:
+def live_check(job: Job, trainer: Trainer, model: LoadedModel, load: Callable[[str], LoadedModel]) -> dict[str, float]:
     """Tokens per step through the engine and replayed, and their relative difference.
 
+    `model`: the target; a method that changes it is checked with the changed one. `load`: loads a model as it was.
     Raises `DraftsmithError` when no prompt gave an answer of some length.
     """
     import torch
 
-    from draftsmith.drafters.checkpoint import load_module
+    from draftsmith.drafters.checkpoint import TARGET, drafter_class, load_module
     from draftsmith.training.features import MaskedText, TargetScorer, collate
     from draftsmith.training.validation import answer_spans, judge_batch, replay_batch
 
@@ -40,14 +43,19 @@ def live_check(job: Job, trainer: Trainer, model: LoadedModel) -> dict[str, floa
         start, _ = next(answer_spans(text.answer.tolist()))
         if start:
             prompts.append(text.tokens[:start].tolist())
+    target = job.target
+    if job.module.tunes_target:
+        model = load(str(settings.output / TARGET))
+        target = dataclasses.replace(target, backend=model.backend, name=model.name)
     engine = Engine(
         model,
         EngineSettings(
-            drafter=f"{settings.method}:path={settings.output}",
+            drafter=drafter_class(settings.method).selection(settings.method, settings.output),
             controller=f"fixed:num_draft={depths}",
             max_batch=1,
             prefix_cache=False,
         ),
+        load=load,
     )
     written = []
     for prompt in prompts:
@@ -58,7 +66,7 @@ def live_check(job: Job, trainer: Trainer, model: LoadedModel) -> dict[str, floa
     counts = summarise(engine.take_events())
     if not counts.pairs:
         raise DraftsmithError("the live check's prompts gave no answers of two tokens or more")
-    module = load_module(settings.output, settings.method, job.target)
+    module = load_module(settings.output, settings.method, target)
     scorer = TargetScorer(model.backend, module.needs, settings.feature_rows)
     tokens_replayed = steps = 0
     for text in written:

@@ -13,7 +13,7 @@ import json
 import logging
 import platform
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,10 +110,8 @@ def load_target(settings: TrainingSettings) -> tuple[LoadedModel, TargetInfo]:
     import torch
 
     from draftsmith.drafters.base import TargetInfo
-    from draftsmith.engine.loading import load_model
 
-    def load(name: str) -> LoadedModel:
-        return load_model(name, backend=settings.backend, threads=settings.threads)
+    load = _loader(settings)
 
     def refuse(selection: str) -> Any:
         raise UnsupportedError(f"drafter {selection} is made of other drafters and cannot be trained")
@@ -131,8 +129,16 @@ def load_target(settings: TrainingSettings) -> tuple[LoadedModel, TargetInfo]:
         load_model=load,
         make_drafter=refuse,
         backend=model.backend,
+        name=settings.model,
     )
     return model, target
+
+
+def _loader(settings: TrainingSettings) -> Callable[[str], LoadedModel]:
+    """How models are loaded for a run."""
+    from draftsmith.engine.loading import load_model
+
+    return lambda name: load_model(name, backend=settings.backend, threads=settings.threads)
 
 
 def keep_freed_memory() -> None:
@@ -163,7 +169,7 @@ def _conclude(figures: Mapping[str, Any], job: Job, trainer: Trainer, model: Loa
     if settings.live_texts:
         from draftsmith.cli.live_check import live_check
 
-        live = live_check(job, trainer, model)
+        live = live_check(job, trainer, model, _loader(settings))
         note(
             f"live: {live['engine']:.3f} tokens per step through the engine, {live['replayed']:.3f} replayed on the "
             f"same answers ({100 * live['difference']:+.1f} %)"

@@ -59,6 +59,9 @@ class TrainOptions(JsonOption):
     lr: Annotated[float | None, _option("--lr", "X", "Peak learning rate", _RUN)] = None
     warmup: Annotated[float | None, _option("--warmup", "X", "Share of the run to reach it", _RUN)] = None
     floor: Annotated[float | None, _option("--floor", "X", "Share of it at the end", _RUN)] = None
+    on_policy: Annotated[float | None, _option("--on-policy", "X", "Share of own answers", _RUN)] = None
+    refresh: Annotated[int | None, _option("--refresh", "N", "Steps until they are anew", _RUN)] = None
+    write_temperature: Annotated[float | None, _option("--write-temperature", "T", "Of them", _RUN)] = None
     weight_decay: Annotated[float | None, _option("--weight-decay", "X", "Of matrices", _RUN)] = None
     clip: Annotated[float | None, _option("--clip", "X", "Largest norm of the gradient", _RUN)] = None
     seed: Annotated[int | None, _option("--seed", "S", "Weights and order", _RUN, short="-s")] = None

@@ -94,10 +94,11 @@ class TrainView:
 
     def _validation(self, figures: Figures, progress: Progress) -> None:
         self._last = f"τ {figures.greedy_tokens_per_step:.2f}"
+        drift = f"; the target says what it said at {figures.agreement:.3f} of rows" if figures.agreement < 1 else ""
         self.tell(
             f"step {progress.step}: {figures.greedy_tokens_per_step:.3f} tokens per step at temperature 0, "
             f"{figures.sampled_tokens_per_step:.3f} at 1; accuracy {_row(figures.accuracy)}; overlap "
-            f"{_row(figures.overlap)}; calibration error {figures.calibration_error:.3f}"
+            f"{_row(figures.overlap)}; calibration error {figures.calibration_error:.3f}{drift}"
         )
 
 

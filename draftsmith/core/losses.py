@@ -226,6 +226,87 @@ def judged_loss(
     )
 
 
+Judge: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+"""(numbers of draft rows, int64 [n]) -> the target's log-probabilities [n, V] that judge them."""
+
+_BLOCK = 256
+"""Rows whose logits are in memory at once when they are made from hidden states: 50 MB of 49,152 tokens."""
+
+
+class _HeadLosses(torch.autograd.Function):
+    """Sums over rows of loss, hits and overlap, from hidden states and the matrix that makes logits of them.
+
+    The gradients to both are made on the way, block by block, so neither logits nor laws [N, V] ever exist whole.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_ND: torch.Tensor, head_VD: torch.Tensor, judge: Judge, loss: LossFunction, cap: float | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """`cap`: the draft's soft cap on logits, None for none."""
+        to_hidden, to_head = ctx.needs_input_grad[:2]
+        wide = torch.float64 if hidden_ND.dtype == torch.float64 else torch.float32
+        gradient_ND = torch.zeros_like(hidden_ND) if to_hidden else None
+        gradient_VD = torch.zeros_like(head_VD) if to_head else None
+        sums = torch.zeros(3, dtype=wide, device=hidden_ND.device)
+        for rows in torch.split(torch.arange(len(hidden_ND), device=hidden_ND.device), _BLOCK):
+            hidden_BD = hidden_ND[rows]
+            logits_BV = (hidden_BD @ head_VD.t()).to(wide)
+            if cap is not None:
+                logits_BV = cap * torch.tanh(logits_BV / cap)
+            gradient_BV = torch.empty_like(logits_BV) if to_hidden or to_head else None
+            with torch.autocast(hidden_ND.device.type, enabled=False):
+                log_p_BV = judge(rows).to(wide)
+                for start in range(0, len(rows), _CHUNK):
+                    part = slice(start, start + _CHUNK)
+                    found = _rows_of(logits_BV[part], log_p_BV[part], loss, gradient_BV is not None)
+                    sums += torch.stack((found.losses.sum(), found.hits.sum(), found.shared.sum()))
+                    if gradient_BV is not None and found.gradient is not None:
+                        gradient_BV[part] = found.gradient
+            if gradient_BV is not None and cap is not None:
+                gradient_BV *= 1 - (logits_BV / cap).square()
+            if gradient_ND is not None and gradient_BV is not None:
+                gradient_ND[rows] = (gradient_BV.to(head_VD.dtype) @ head_VD).to(gradient_ND.dtype)
+            if gradient_VD is not None and gradient_BV is not None:
+                gradient_VD += gradient_BV.to(hidden_BD.dtype).t() @ hidden_BD
+        ctx.save_for_backward(gradient_ND, gradient_VD)
+        losses, hits, shared = (item.clone() for item in sums)
+        ctx.mark_non_differentiable(hits, shared)
+        return losses, hits, shared
+
+    @staticmethod
+    def backward(ctx: Any, *from_above: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        to_hidden, to_head = (
+            None if gradient is None else gradient * from_above[0].to(gradient.dtype) for gradient in ctx.saved_tensors
+        )
+        return to_hidden, to_head, None, None, None
+
+
+def head_loss(
+    hidden_ND: torch.Tensor,
+    head_VD: torch.Tensor,
+    judge: Judge,
+    loss: LossFunction = kl,
+    cap: float | None = None,
+) -> DepthLoss:
+    """`judged_loss` for drafts whose logits over a whole vocabulary would be too large to keep.
+
+    Logits of a row are `hidden_ND @ head_VD.t()`, under the soft cap `cap` if there is one; every row counts.
+    """
+    apply: Callable[..., tuple[torch.Tensor, ...]] = _HeadLosses.apply
+    losses, hits, shared = apply(hidden_ND, head_VD, judge, loss, cap)
+    rows = torch.tensor(len(hidden_ND), device=hidden_ND.device)
+    divisor = rows.clamp_min(1)
+    return DepthLoss(loss=losses / divisor, accuracy=hits / divisor, overlap=shared / divisor, rows=rows)
+
+
+def label_loss(logits_NV: torch.Tensor, labels_N: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy of what was really said, a scalar; label -1 is left out, and 0 is the mean of nothing."""
+    counted = labels_N >= 0
+    log_q_NV = log_probabilities(logits_NV[counted])
+    return -log_q_NV.gather(-1, labels_N[counted, None]).sum() / counted.sum().clamp_min(1)
+
+
 def depth_loss(
     draft_logits: torch.Tensor,
     target_logits: torch.Tensor,

@@ -37,7 +37,8 @@ class TargetInfo:
     `tokenizer`: the target's tokenizer, or None. `load_model(name)` loads another model with the
     engine's settings (used by standalone draft models). `make_drafter(selection_text)` makes another
     drafter for the same target (used by combinations). `eos_ids`: tokens that end an answer. `backend`: the
-    target's, for its spec, embedding and head; a drafter never scores with it.
+    target's, for its spec, embedding and head; a drafter never scores with it. `name`: what the user calls the
+    target, empty for one without files.
     """
 
     vocab_size: int
@@ -47,6 +48,7 @@ class TargetInfo:
     load_model: Callable[[str], Any]
     make_drafter: Callable[[str], Drafter]
     backend: Backend
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from draftsmith.drafters.base import TargetInfo
-from draftsmith.drafters.trainable import DraftModule, TrainableDrafter
+from draftsmith.drafters.trainable import DraftModule, Layout, TrainableDrafter
 from draftsmith.errors import ModelFileError, OptionError
 from draftsmith.io.staging import staged_directory
 from draftsmith.registry import DRAFTERS, load_class, parse_selection
 
 FORMAT = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+TARGET = "model"
+"""Inside the directory of a method that changes its target: that target."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +43,17 @@ class Checkpoint:
     tensors: Mapping[str, torch.Tensor]
 
 
-def module_class(method: str) -> type[DraftModule]:
-    """What is trained for a drafter of the table. Raises `OptionError` for one without weights."""
+def drafter_class(method: str) -> type[TrainableDrafter]:
+    """A drafter of the table. Raises `OptionError` for one without weights."""
     drafter = load_class(parse_selection(method, DRAFTERS, "drafter"))
     if not issubclass(drafter, TrainableDrafter):
         raise OptionError(f"drafter {method!r} has no weights to train")
-    return drafter.Module
+    return drafter
+
+
+def module_class(method: str) -> type[DraftModule]:
+    """What is trained for a drafter of the table. Raises `OptionError` for one without weights."""
+    return drafter_class(method).Module
 
 
 def save_module(
@@ -58,12 +65,15 @@ def save_module(
     about: Mapping[str, Any],
     *,
     texts: Mapping[str, str] = types.MappingProxyType({}),
+    dtype: torch.dtype | None = None,
 ) -> None:
-    """Write a module as it is, its weights in the type they have. An older directory of that name is replaced.
+    """Write a module as it is, its weights in `dtype` (None: the type they have). An older directory of that name is
+    replaced.
 
     `about`: plain values about its training, kept for people; `texts`: files beside it, by name. Raises
     `OSError` as the system does, with nothing half-written left behind.
     """
+    layout = module.layout(target)
     described = {
         "draftsmith": FORMAT,
         "method": method,
@@ -72,11 +82,23 @@ def save_module(
         "about": dict(about),
     }
     with staged_directory(path) as staging:
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
-        save_file(tensors, staging / WEIGHTS)
-        (staging / CONFIG).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-        for name, text in texts.items():
-            (staging / name).write_text(text, encoding="utf-8")
+        _write(staging, layout, described, texts, dtype)
+
+
+def _write(
+    path: Path, layout: Layout, described: Mapping[str, Any], texts: Mapping[str, str], dtype: torch.dtype | None
+) -> None:
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in layout.tensors.items()}
+    if dtype is not None:
+        tensors = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    # Other loaders of model directories ask for this mark.
+    save_file(tensors, path / WEIGHTS, metadata={"format": "pt"})
+    (path / CONFIG).write_text(json.dumps({**layout.config, **described}, indent=1) + "\n", encoding="utf-8")
+    for name, text in {**layout.texts, **texts}.items():
+        (path / name).write_text(text, encoding="utf-8")
+    if layout.target is not None:
+        (path / TARGET).mkdir()
+        _write(path / TARGET, layout.target, {}, {}, dtype)
 
 
 def read_config(path: Path) -> dict[str, Any]:

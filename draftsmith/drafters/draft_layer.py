@@ -87,7 +87,11 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        normed: torch.Tensor = _RMSNorm.apply(x.to(self.weight.dtype), self.weight, self.eps)
+        return self.normed(x, self.weight)
+
+    def normed(self, x: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+        """x / rms(x) * factors."""
+        normed: torch.Tensor = _RMSNorm.apply(x.to(factors.dtype), factors, self.eps)
         return normed
 
 

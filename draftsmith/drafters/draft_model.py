@@ -18,8 +18,10 @@ import torch
 
 from draftsmith.core.types import Proposal
 from draftsmith.core.view import SequenceView
-from draftsmith.drafters.base import Drafter, TargetInfo
+from draftsmith.drafters.base import TargetInfo
 from draftsmith.drafters.drafting import DrawnDraft, parse_levels
+from draftsmith.drafters.student import StudentModule
+from draftsmith.drafters.trainable import TrainableDrafter
 from draftsmith.drafters.vocabulary import VocabularyMap, map_vocabularies
 from draftsmith.errors import OptionError
 from draftsmith.models.backend import Backend, RowGroup
@@ -80,10 +82,12 @@ class _Known:
 
 
 @final
-class ModelDrafter(Drafter):
+class ModelDrafter(TrainableDrafter):
     """Drafts chains or static trees with another decoder."""
 
     Options = ModelOptions
+    Module = StudentModule
+    directory_option = "model"
 
     def __init__(self, options: ModelOptions, backend: Backend, vocabulary: VocabularyMap, target: TargetInfo) -> None:
         self._options = options

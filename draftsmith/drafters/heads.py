@@ -36,6 +36,7 @@ def check_heads(num_depths: int, head: str) -> None:
 class HeadModule(DraftModule):
     """Weights of one head family; `config.num_depths` tokens are drafted at most."""
 
+    needs_ranks = True
     independent: ClassVar[bool] = False
     """Drafted tokens are not looked at: all depths follow from the features at once."""
     entry_width: int = 0

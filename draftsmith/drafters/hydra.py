@@ -10,7 +10,7 @@ Shape letters: B texts, L rows, R rows of any kind, S sequences, D width, A anch
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, final
 
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from draftsmith.core.losses import LossReport, geometric_weights, report
+from draftsmith.core.losses import LossReport, geometric_weights, label_loss, report
 from draftsmith.drafters.base import TargetInfo
 from draftsmith.drafters.draft_layer import LayerShape, RMSNorm, fill_normal
 from draftsmith.drafters.head_drafter import HeadDrafter
@@ -32,8 +32,11 @@ from draftsmith.registry import read_options
 @dataclass(frozen=True, kw_only=True)
 class HydraConfig:
     """`num_layers`: blocks of each head, the first included. `head`: see `heads.HEADS`. `prefix`: the prefix layer of
-    Hydra++, None for Hydra. `feature_weight`: in training, weight of the smooth L1 distance between what a head's
-    output matrix reads and what the target's reads at the row it stands in for (0: not wanted).
+    Hydra++, None for Hydra. The rest concerns training alone (0: not wanted). `teacher_weight`: of the loss against the
+    target's law; `label_weight`: of the cross-entropy of what the text says; `feature_weight`: of the smooth L1
+    distance between what a head's output matrix reads and what the target's reads at the row it stands in for.
+    `dropout`: share of the inputs of each block and output matrix that is left out. `noise`: alpha of the uniform noise
+    on hidden states and embeddings, of amplitude alpha / sqrt(length of the text * width) (NEFTune, 2310.05914).
     """
 
     width: int
@@ -42,13 +45,22 @@ class HydraConfig:
     head: str = "target"
     prefix: LayerShape | None = None
     feature_weight: float = 0.0
+    teacher_weight: float = 1.0
+    label_weight: float = 0.0
+    dropout: float = 0.0
+    noise: float = 0.0
 
     def __post_init__(self) -> None:
         check_heads(self.num_depths, self.head)
         if self.num_layers < 1:
             raise OptionError(f"num_layers is {self.num_layers}: at least 1 is needed")
-        if not 0 <= self.feature_weight < float("inf"):
-            raise OptionError(f"feature_weight is {self.feature_weight}: at least 0 is needed")
+        for name in ("feature_weight", "teacher_weight", "label_weight", "noise"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise OptionError(f"{name} is {getattr(self, name)}: at least 0 is needed")
+        if not self.teacher_weight and not self.label_weight:
+            raise OptionError("teacher_weight and label_weight are both 0: nothing would be learned of what to draft")
+        if not 0 <= self.dropout < 1:
+            raise OptionError(f"dropout is {self.dropout}; allowed: 0 and up to below 1")
         prefix: Any = self.prefix
         if isinstance(prefix, dict):  # as a checkpoint's JSON has it
             object.__setattr__(self, "prefix", LayerShape(**prefix))
@@ -65,23 +77,34 @@ class _Changes:
     head: str = "target"
     prefix: bool = False
     feature_weight: float = 0.0
+    teacher_weight: float = 1.0
+    label_weight: float = 0.0
+    dropout: float = 0.0
+    noise: float = 0.0
 
 
 class HydraHead(nn.Module):
     """Blocks of one head over `num_inputs` vectors side by side."""
 
-    def __init__(self, width: int, num_inputs: int, num_layers: int) -> None:
+    def __init__(self, width: int, num_inputs: int, num_layers: int, dropout: float) -> None:
         super().__init__()
+        self._dropout = dropout
         self.linear = nn.Linear(num_inputs * width, width)
         self.res_connection = nn.Linear(num_inputs * width, width)
         self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(num_layers - 1))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """What the output matrix reads [R, D]."""
+        inputs = self._dropped(inputs)
         x = self.res_connection(inputs) + F.silu(self.linear(inputs))
         for block in self.blocks:
+            x = self._dropped(x)
             x = x + F.silu(block(x))
-        return x
+        return self._dropped(x)
+
+    def _dropped(self, x: torch.Tensor) -> torch.Tensor:
+        """In training a share of the numbers is left out, and the others stand in for it."""
+        return F.dropout(x, self._dropout, self.training) if self._dropout else x
 
     @torch.no_grad()
     def initialise(self) -> None:
@@ -110,7 +133,7 @@ class HydraModule(HeadModule):
             self.prefix_norm = RMSNorm(config.width, config.prefix.norm_eps)
             self.entry_width = LastRowLayer.entries_of(config.prefix)
         heads = nn.ModuleList(
-            HydraHead(config.width, 2 + depth, config.num_layers) for depth in range(config.num_depths)
+            HydraHead(config.width, 2 + depth, config.num_layers, config.dropout) for depth in range(config.num_depths)
         )
         self.heads = cast("Sequence[HydraHead]", heads)
         self.make_heads(config.head, config.width, config.num_depths)
@@ -120,14 +143,8 @@ class HydraModule(HeadModule):
     @classmethod
     def configure(cls, target: TargetInfo, changes: Mapping[str, str]) -> HydraConfig:
         changed = read_options(_Changes, changes, "hydra")
-        return HydraConfig(
-            width=target_width(target),
-            num_depths=changed.num_depths,
-            num_layers=changed.num_layers,
-            head=changed.head,
-            prefix=LayerShape.like(target.backend.spec) if changed.prefix else None,
-            feature_weight=changed.feature_weight,
-        )
+        prefix = LayerShape.like(target.backend.spec) if changed.prefix else None
+        return HydraConfig(width=target_width(target), **{**dataclasses.asdict(changed), "prefix": prefix})
 
     @torch.no_grad()
     def initialise(self, target: TargetInfo, generator: torch.Generator) -> None:
@@ -171,18 +188,43 @@ class HydraModule(HeadModule):
         return self.unembed(depth, hidden_RD) + self.head_bias[depth]
 
     def loss(self, batch: TrainingBatch, options: LossOptions) -> LossReport:
-        """Each depth's loss, and `feature_weight` times the distance of its hidden state from the target's."""
+        """Each depth's loss against the target's law, what the text says and the target's hidden state, by the weights
+        of the configuration. In training mode heads read noisy features and embeddings, where noise is wanted.
+        """
+        config = self.config
         targets_RD = batch.taps["last_hidden"].flatten(0, 1).to(self.target_head_UD.dtype)
         found, laws = [], self.target_laws(batch)
-        for depth, (anchors_A, state_AW) in enumerate(self.states(batch, options.num_depths)):
+        for depth, (anchors_A, state_AW) in enumerate(self._noisy_states(batch, options.num_depths)):
             hidden_AD = self.heads[depth](state_AW)
             draft = DepthDraft(anchors=anchors_A, logits_AU=self._logits_of(depth, hidden_AD))
             one = self.depth_loss(batch, depth, draft, options, laws)
-            if self.config.feature_weight and len(anchors_A):
-                distance = F.smooth_l1_loss(hidden_AD, targets_RD[anchors_A + 1 + depth])
-                one = dataclasses.replace(one, loss=one.loss + self.config.feature_weight * distance)
-            found.append(one)
+            loss = config.teacher_weight * one.loss
+            if config.label_weight:
+                said_A = batch.tokens_BL.flatten()[anchors_A + 2 + depth]
+                loss = loss + config.label_weight * label_loss(draft.logits_AU, self.draft_places_V[said_A])
+            if config.feature_weight and len(anchors_A):
+                loss = loss + config.feature_weight * F.smooth_l1_loss(hidden_AD, targets_RD[anchors_A + 1 + depth])
+            found.append(dataclasses.replace(one, loss=loss))
         return report(found, geometric_weights(len(found), options.decay))
+
+    def _noisy_states(self, batch: TrainingBatch, num_depths: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """`states`, with noise on what the prefix layer or the heads read of the target and on the embeddings."""
+        if not self.training or not self.config.noise:
+            yield from self.states(batch, num_depths)
+            return
+        width, longest = self.config.width, batch.tokens_BL.shape[1]
+        size_B = self.config.noise / (batch.lengths_B.clamp_min(1) * width).to(torch.float32).sqrt()
+        hidden_BLD = batch.taps["last_hidden"]
+        taps = {**batch.taps, "last_hidden": hidden_BLD + _uniform(hidden_BLD, size_B[:, None, None])}
+        for anchors_A, state_AW in self.states(dataclasses.replace(batch, taps=taps), num_depths):
+            features_AD, embedded_AE = state_AW[:, :width], state_AW[:, width:]
+            noise_AE = _uniform(embedded_AE, size_B[anchors_A // longest, None])
+            yield anchors_A, torch.cat((features_AD, embedded_AE + noise_AE), dim=-1)
+
+
+def _uniform(like: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+    """Uniform noise from -size to size, drawn from the generator that the trainer seeds for each batch."""
+    return ((2 * torch.rand(like.shape) - 1) * size).to(like)
 
 
 @final

@@ -1,8 +1,7 @@
 """Medusa (2401.10774): one small head per depth reads the target's last hidden state and nothing else.
 
 Head k is `num_layers` residual blocks x + SiLU(W x + b) and an output matrix; it drafts x_{t+2+k} from h_t. Medusa-1
-trains the heads of a frozen target. Medusa-2 trains heads and target together: its heads load and draft here beside
-the target they changed, and `joint_loss` is its objective for whoever can train the target.
+trains the heads of a frozen target; `medusa2` trains heads and target together, by `joint_loss`.
 
 Shape letters: R rows, D width, K depths, U draft vocabulary.
 """
@@ -58,11 +57,9 @@ class _Changes:
     head: str = "target"
 
 
-@final
-class MedusaModule(HeadModule):
-    """Weights and training of Medusa."""
+class MedusaHeads(HeadModule):
+    """Weights of Medusa's heads, and what they draft."""
 
-    Config = MedusaConfig
     independent = True
     loss_defaults = LossOptions(decay=0.8)
 
@@ -75,16 +72,6 @@ class MedusaModule(HeadModule):
         )
         self.blocks = cast("Sequence[Sequence[nn.Linear]]", blocks)
         self.make_heads(config.head, config.width, config.num_depths)
-
-    @classmethod
-    def configure(cls, target: TargetInfo, changes: Mapping[str, str]) -> MedusaConfig:
-        changed = read_options(_Changes, changes, "medusa")
-        return MedusaConfig(
-            width=target_width(target),
-            num_depths=changed.num_depths,
-            num_layers=changed.num_layers,
-            head=changed.head,
-        )
 
     @torch.no_grad()
     def initialise(self, target: TargetInfo, generator: torch.Generator) -> None:
@@ -115,11 +102,34 @@ class MedusaModule(HeadModule):
 
 
 @final
+class MedusaModule(MedusaHeads):
+    """Training of Medusa-1: the target is frozen."""
+
+    Config = MedusaConfig
+
+    @classmethod
+    def configure(cls, target: TargetInfo, changes: Mapping[str, str]) -> MedusaConfig:
+        changed = read_options(_Changes, changes, "medusa")
+        return MedusaConfig(
+            width=target_width(target),
+            num_depths=changed.num_depths,
+            num_layers=changed.num_layers,
+            head=changed.head,
+        )
+
+
+@final
 class MedusaDrafter(HeadDrafter):
     """Drafts with Medusa heads."""
 
     Module = MedusaModule
     method = "medusa"
+
+
+def check_schedule(name: str) -> None:
+    """Raises `OptionError` for a schedule that is not known."""
+    if name not in _SCHEDULES:
+        raise OptionError(f"unknown schedule {name!r}; known are {', '.join(_SCHEDULES)}")
 
 
 def joint_loss(
@@ -135,8 +145,7 @@ def joint_loss(
     `language_loss`: of the target being tuned (cross-entropy, or KL to the untuned one). `heads`: their report
     with weights 0.8^k. `progress`: share of the training done, 0 to 1. `schedule`: constant, linear or sine.
     """
-    if schedule not in _SCHEDULES:
-        raise OptionError(f"unknown schedule {schedule!r}; known are {', '.join(_SCHEDULES)}")
+    check_schedule(schedule)
     if not 0 <= progress <= 1:
         raise OptionError(f"progress is {progress}; allowed: 0 to 1")
     return language_loss + coefficient * _SCHEDULES[schedule](progress) * heads.loss

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -29,6 +30,7 @@ from draftsmith.core.losses import (
 )
 from draftsmith.drafters.base import Drafter, Tap, TargetInfo
 from draftsmith.errors import OptionError
+from draftsmith.models.backend import Backend
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,18 +86,32 @@ class TargetLaws:
 @dataclass(frozen=True, kw_only=True)
 class LossOptions:
     """How depths become one loss. `loss`: a name of `core.losses`; `decay`: weight decay^depth of each depth;
-    `num_depths`: how many depths are unrolled (or heads trained). Raises `OptionError`.
+    `num_depths`: how many depths are unrolled (or heads trained). `progress`: share of the run that is done, 0 to 1,
+    for losses with a schedule. Raises `OptionError`.
     """
 
     loss: str = "kl"
     decay: float = 0.8
     num_depths: int = 4
+    progress: float = 1.0
 
     def __post_init__(self) -> None:
         loss_named(self.loss)
         if self.num_depths < 1:
             raise OptionError(f"num_depths is {self.num_depths}: at least 1 is needed")
         geometric_weights(self.num_depths, self.decay)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """What a module's directory holds. `tensors`: its weights; `config`: keys of `config.json` beside our own; `texts`:
+    further files by name; `target`: a model directory inside, for methods that change their target.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+    target: Layout | None = None
 
 
 class DraftModule(nn.Module, ABC):
@@ -108,6 +124,10 @@ class DraftModule(nn.Module, ABC):
     Config: ClassVar[type[Any]]
     """Frozen dataclass of plain values that fixes the architecture; stored with a checkpoint."""
     loss_defaults: ClassVar[LossOptions] = LossOptions()
+    tunes_target: ClassVar[bool] = False
+    """It changes its target, which is then a model of its own: the one in its directory, see `Layout.target`."""
+    needs_ranks: ClassVar[bool] = False
+    """Its drafter builds static trees from how often the candidate of each rank is right."""
     draft_ids: torch.Tensor
     """Target ids that are drafted, ascending [U]."""
     draft_places_V: torch.Tensor
@@ -152,13 +172,36 @@ class DraftModule(nn.Module, ABC):
     def depths(self, batch: TrainingBatch, num_depths: int) -> Iterator[DepthDraft]:
         """Teacher-forced draft logits of depth 0, 1, ...: right tokens are fed, own features where inference does."""
 
+    def as_verified(self, batch: TrainingBatch) -> TrainingBatch:
+        """The batch as the model makes it that will verify the drafts: not the one it comes from if that is tuned."""
+        return batch
+
+    def part_of(self, name: str) -> str:
+        """The part of the module that a weight belongs to, where parts learn at rates of their own."""
+        return ""
+
+    def rate_factor(self, part: str, progress: float) -> float:
+        """What the learning rate of a part's weights is multiplied by when that share of the run is done."""
+        return 1.0
+
+    def writer(self) -> Backend | None:
+        """A model that writes answers with the present weights, to be trained on; None: it cannot write alone."""
+        return None
+
+    def layout(self, target: TargetInfo) -> Layout:
+        """What is written to disk."""
+        return Layout(tensors=self.state_dict())
+
     def loss(self, batch: TrainingBatch, options: LossOptions) -> LossReport:
         """The weighted sum of the depths' losses against the target's laws; see `core.losses.report`.
 
         Anchors whose target would say a token outside the draft vocabulary are left out. Families with
         further terms (features, ground truth) override this.
         """
-        laws = self.target_laws(batch)
+        return self.judged(batch, options, self.target_laws(batch))
+
+    def judged(self, batch: TrainingBatch, options: LossOptions, laws: TargetLaws) -> LossReport:
+        """The depths' losses against given laws, added up."""
         found = [
             self.depth_loss(batch, depth, draft, options, laws)
             for depth, draft in enumerate(self.depths(batch, options.num_depths))
@@ -205,6 +248,13 @@ class TrainableDrafter(Drafter):
     """A drafter with weights of its own. `Module`: what is trained, saved and loaded for it."""
 
     Module: ClassVar[type[DraftModule]]
+    directory_option: ClassVar[str] = "path"
+    """The option that names a trained directory."""
+
+    @classmethod
+    def selection(cls, method: str, directory: Path) -> str:
+        """How the drafter in a directory is asked for."""
+        return f"{method}:{cls.directory_option}={directory}"
 
 
 def frequent_ids(counts_V: torch.Tensor, size: int, always: Sequence[int] = ()) -> torch.Tensor:

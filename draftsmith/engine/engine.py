@@ -302,6 +302,7 @@ class Engine:
             load_model=self._load,
             make_drafter=self._make_drafter,
             backend=self._model.backend,
+            name=self._model.name,
         )
 
     def _advance(self, call: Call) -> None:

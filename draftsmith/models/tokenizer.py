@@ -15,7 +15,7 @@ from typing import Any
 
 from draftsmith.models.byte_alphabet import SPACE_MARK, byte_level_bytes, byte_of_fallback, sentencepiece_bytes
 from draftsmith.models.gguf_vocabulary import vocabulary_from_gguf
-from draftsmith.models.vocabulary import SENTENCEPIECE, Vocabulary, vocabulary_from_json
+from draftsmith.models.vocabulary import SENTENCEPIECE, Vocabulary, files_of, vocabulary_from_json
 
 
 class Tokenizer:
@@ -99,6 +99,10 @@ class Tokenizer:
     def is_special(self, token: int) -> bool:
         """Whether a token is a mark (begin, end, role) rather than text."""
         return token in self._vocabulary.special_ids
+
+    def as_files(self) -> dict[str, str]:
+        """Files of a model directory, by name, from which the same tokenizer is read again."""
+        return files_of(self._vocabulary)
 
     def _spell(self, token: int) -> bytes:
         vocabulary = self._vocabulary

@@ -19,6 +19,8 @@ from draftsmith.errors import ModelFileError, UnsupportedError
 
 BYTE_LEVEL, SENTENCEPIECE = "byte-level", "sentencepiece"
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+_OWN_KEY = "draftsmith"
+"""In a `tokenizer_config.json` that this package wrote: what `tokenizer.json` cannot say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,20 +82,49 @@ def vocabulary_from_json(data: Mapping[str, Any]) -> Vocabulary:
     bos_id = named_ids.get("bos_token")
     eos_id = named_ids.get("eos_token")
     size = max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
+    own = config.get(_OWN_KEY)
+    special, unused = (_ids(own, key, size, where) for key in ("special_ids", "unused_ids"))
     return Vocabulary(
         backend=backend,
         size=size,
         scheme=scheme,
         spellings=None,
-        special_ids=frozenset(index for index, token in added.items() if token.special),
+        special_ids=special | {index for index, token in added.items() if token.special},
         added_ids=frozenset(added),
-        unused_ids=frozenset(),
+        unused_ids=unused,
         strips_leading_space=strips_leading_space,
         eos_ids=frozenset(data["eos_ids"]) | (frozenset() if eos_id is None else {eos_id}),
         bos_id=bos_id,
         add_bos=_adds_bos(backend, config, bos_id),
         special_tokens=special_tokens,
     )
+
+
+def files_of(vocabulary: Vocabulary) -> dict[str, str]:
+    """`tokenizer.json` and `tokenizer_config.json` from which `vocabulary_from_json` makes the same again."""
+    added = vocabulary.backend.get_added_tokens_decoder()
+    marked = {index for index, token in added.items() if token.special}
+    config = {
+        **vocabulary.special_tokens,
+        "add_bos_token": vocabulary.add_bos,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        _OWN_KEY: {
+            "special_ids": sorted(vocabulary.special_ids - marked),
+            "unused_ids": sorted(vocabulary.unused_ids),
+        },
+    }
+    return {
+        "tokenizer.json": vocabulary.backend.to_str(),
+        "tokenizer_config.json": json.dumps(config, indent=1, ensure_ascii=False) + "\n",
+    }
+
+
+def _ids(own: Any, key: str, size: int, where: str) -> frozenset[int]:
+    """Token ids that this package noted beside a vocabulary; none where it did not write it."""
+    given = own.get(key, []) if isinstance(own, Mapping) else []
+    if not isinstance(given, list) or not all(type(index) is int and 0 <= index < size for index in given):
+        raise ModelFileError(f"{where}: '{_OWN_KEY}.{key}' of its config is {given!r}, must be a list of token ids")
+    return frozenset(given)
 
 
 def _content(value: Any) -> str | None:

@@ -16,10 +16,9 @@ def model_card(settings: TrainingSettings, facts: Mapping[str, Any], figures: Ma
     lines = [
         f"# {settings.output.name}",
         "",
-        f"A `{settings.method}` drafter for `{settings.model}`, trained with Draftsmith. It changes no token of what "
-        "the target writes; it makes writing faster where its drafts are right.",
+        *_what(settings, facts),
         "",
-        f'    draftsmith generate --model {settings.model} --drafter {settings.method}:path={settings.output} "..."',
+        f'    draftsmith generate --model {facts["verified_by"]} --drafter {facts["drafter"]} "..."',
         "",
         "| | |",
         "|---|---|",
@@ -36,6 +35,19 @@ def model_card(settings: TrainingSettings, facts: Mapping[str, Any], figures: Ma
     return "\n".join(lines)
 
 
+def _what(settings: TrainingSettings, facts: Mapping[str, Any]) -> list[str]:
+    if facts["verified_by"] == settings.model:
+        return [
+            f"A `{settings.method}` drafter for `{settings.model}`, trained with Draftsmith. It changes no token of "
+            "what the target writes; it makes writing faster where its drafts are right."
+        ]
+    return [
+        f"A model and its `{settings.method}` drafter, trained together with Draftsmith from `{settings.model}`. The "
+        f"model is one of its own: what it writes is not what `{settings.model}` writes. The drafter changes no token "
+        "of that; how much it gains is told against the plain run of the same model."
+    ]
+
+
 def _validation(figures: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
     depths = range(len(figures["accuracy"]))
     return [
@@ -45,6 +57,11 @@ def _validation(figures: Mapping[str, Any], facts: Mapping[str, Any]) -> list[st
         f"({figures['replayed_tokens']:,} tokens replayed)",
         f"- {figures['sampled_tokens_per_step']:.2f} tokens per step at temperature 1, forecast from the overlaps",
         f"- calibration error of the likeliest draft: {figures['calibration_error']:.3f}",
+        *(
+            [f"- the model's likeliest token is that of the model it comes from at {figures['agreement']:.3f} of rows"]
+            if facts["tuned"]
+            else []
+        ),
         *(
             [f"- {facts['live']:.2f} tokens per step measured through the engine on its own greedy answers"]
             if facts.get("live")

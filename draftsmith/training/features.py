@@ -10,7 +10,7 @@ Shape letters: L rows of a text, R logit rows, D width, V vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -64,6 +64,24 @@ class FeatureSource(ABC):
     def batch(self, indices: Sequence[int]) -> TrainingBatch:
         """Texts and features as a drafter's module takes them."""
         return collate([self.text(index) for index in indices], self.features(indices))
+
+    # -- what a source may do beyond that: batches that change while training goes on ----------------
+
+    def ready(self, step: int, numbers: range, stop: Callable[[], bool]) -> bool:
+        """Make ready for a step, whose batches have these numbers; False when `stop()` ended it."""
+        return True
+
+    def numbered(self, number: int, indices: Sequence[int]) -> TrainingBatch:
+        """The batch of that number, of texts `indices`."""
+        return self.batch(indices)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What a run's state has to keep of the source."""
+        return {}
+
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take back what `state` gave, found among a state's tensors."""
+        del tensors
 
 
 def collate(texts: Sequence[MaskedText], features: Sequence[TextFeatures]) -> TrainingBatch:

@@ -8,7 +8,7 @@ progress alone, so a continued run has the rates of an uninterrupted one; norms 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,41 +33,43 @@ def rate_factor(step: int, progress: float, warmup_steps: int, floor: float) -> 
 
 
 def make_optimiser(
-    module: nn.Module, lr: float, weight_decay: float, name: str = "adamw", vocabulary: int = 0
+    module: nn.Module,
+    lr: float,
+    weight_decay: float,
+    name: str = "adamw",
+    vocabulary: int = 0,
+    part_of: Callable[[str], str] = lambda name: "",
 ) -> torch.optim.Optimizer:
     """The optimiser of a module's trained weights.
 
-    `vocabulary`: rows of a matrix that is a head or an embedding, which Muon leaves to AdamW.
+    `vocabulary`: rows of a matrix that is a head or an embedding, which Muon leaves to AdamW. `part_of`: the part of
+    the module that a weight's name belongs to; each group names its `part`.
     """
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    matrices = [parameter for parameter in trained if parameter.ndim > 1]
-    others: list[dict[str, Any]] = [
-        {"params": [parameter for parameter in trained if parameter.ndim <= 1], "weight_decay": 0.0}
-    ]
-    if name == "muon":
-        hidden = [matrix for matrix in matrices if matrix.ndim == 2 and len(matrix) != vocabulary]
+    parts: dict[str, list[nn.Parameter]] = {}
+    for key, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            parts.setdefault(part_of(key), []).append(parameter)
+    groups: list[dict[str, Any]] = []
+    for part, trained in parts.items():
+        matrices = [parameter for parameter in trained if parameter.ndim > 1]
+        hidden = [matrix for matrix in matrices if name == "muon" and matrix.ndim == 2 and len(matrix) != vocabulary]
         left = {id(matrix) for matrix in hidden}
-        others.insert(0, {"params": [matrix for matrix in matrices if id(matrix) not in left]})
-        return Muon(hidden, others, lr=lr, weight_decay=weight_decay)
-    others.insert(0, {"params": matrices})
-    return torch.optim.AdamW(
-        [group for group in others if group["params"]], lr=lr, betas=BETAS, weight_decay=weight_decay, fused=True
-    )
+        others = [matrix for matrix in matrices if id(matrix) not in left]
+        rest = [parameter for parameter in trained if parameter.ndim <= 1]
+        groups.append({"params": hidden, "weight_decay": weight_decay, "part": part, "muon": True})
+        groups.append({"params": others, "weight_decay": weight_decay, "part": part, "muon": False})
+        groups.append({"params": rest, "weight_decay": 0.0, "part": part, "muon": False})
+    groups = [group for group in groups if group["params"]]
+    if name == "muon":
+        return Muon(groups, lr=lr, betas=BETAS, fused=True)
+    return torch.optim.AdamW(groups, lr=lr, betas=BETAS, fused=True)
 
 
 class Muon(torch.optim.AdamW):
-    """Muon over hidden matrices, AdamW over the rest: one optimiser with one state.
+    """Muon over groups marked `muon`, AdamW over the others: one optimiser with one state.
 
     PyTorch's own works in bfloat16, which costs a factor of three on processors without AMX.
     """
-
-    def __init__(
-        self, hidden: Sequence[nn.Parameter], others: Iterable[dict[str, Any]], *, lr: float, weight_decay: float
-    ) -> None:
-        groups = [{**group, "muon": False} for group in others if group["params"]]
-        if hidden:
-            groups.insert(0, {"params": list(hidden), "muon": True})
-        super().__init__(groups, lr=lr, betas=BETAS, weight_decay=weight_decay, fused=True)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]

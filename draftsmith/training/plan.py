@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from draftsmith.training.on_policy import OnPolicyFeatures, is_rewritten
+from draftsmith.training.processes import Processes
 from draftsmith.training.run import Job
 from draftsmith.training.trainer import loss_options
 
@@ -40,6 +42,8 @@ class Plan:
     feature_tokens_per_second: float
     seconds: float
     cache_seconds: float
+    written_tokens: int
+    writing_tokens_per_second: float
 
     def lines(self) -> list[tuple[str, str]]:
         """What to print."""
@@ -56,6 +60,11 @@ class Plan:
         ]  # fmt: skip
         if self.cache_seconds:
             found.append(("filling the cache", _duration(self.cache_seconds)))
+        if self.written_tokens:
+            rate = self.writing_tokens_per_second
+            found.append(
+                ("own answers", f"{self.written_tokens:,} tokens at {rate:,.0f} tokens/s, in the time of training")
+            )
         found.append(("training", _duration(self.seconds)))
         return found
 
@@ -75,7 +84,10 @@ def make_plan(job: Job) -> Plan:
     trained = int(min(steps * settings.accumulate * per_batch, num_tokens * (settings.num_passes or 1 << 30)))
     training_rate, feature_rate = tokens / training, tokens / scoring
     cached = settings.cache is not None
-    seconds = trained / training_rate + (0.0 if cached else trained / feature_rate)
+    # Texts that the drafter writes itself are scored when they are there, cache or not.
+    scored = trained * (settings.on_policy if cached else 1)
+    written, writing_rate = _written(job, trained)
+    seconds = trained / training_rate + scored / feature_rate + (written / writing_rate if written else 0.0)
     if settings.max_seconds is not None:
         seconds = min(seconds, settings.max_seconds)
     row_bytes = 2 * job.target.backend.spec.width * len(module.needs | {"last_hidden"}) + 8
@@ -86,7 +98,7 @@ def make_plan(job: Job) -> Plan:
         left_out=len(job.corpus) - len(job.kept),
         steps=steps,
         trained_tokens=trained,
-        drafter_bytes=parameters * _WEIGHT_BYTES[settings.dtype],
+        drafter_bytes=_written_weights(job) * _WEIGHT_BYTES[settings.dtype],
         # The new state stands beside the old one while it is written.
         state_bytes=parameters * (2 * _STATE_BYTES_PER_WEIGHT + 4),
         cache_bytes=num_tokens * row_bytes if cached else 0,
@@ -95,7 +107,34 @@ def make_plan(job: Job) -> Plan:
         feature_tokens_per_second=feature_rate,
         seconds=seconds,
         cache_seconds=num_tokens / feature_rate if cached else 0.0,
+        written_tokens=written,
+        writing_tokens_per_second=writing_rate,
     )
+
+
+def _written_weights(job: Job) -> int:
+    """Weights on disk in the end: a method that tunes its target writes all of that."""
+    module = job.module
+    own = [(module.part_of(name), parameter.numel()) for name, parameter in module.named_parameters()]
+    if not module.tunes_target:
+        return sum(size for _, size in own)
+    return sum(size for part, size in own if not part) + job.target.backend.spec.num_parameters
+
+
+def _written(job: Job, trained: int) -> tuple[int, float]:
+    """Tokens that the drafter will write itself of `trained` ones, and how many it writes a second."""
+    settings = job.settings
+    if not settings.on_policy:
+        return 0, 0.0
+    numbers = [number for number in range(1 << 12) if is_rewritten(number, settings.on_policy)][:TRIAL_BATCHES]
+    source = OnPolicyFeatures(job.online, settings, job.module, job.order, job.scorer, job.target.eos_ids, Processes())
+    began = time.perf_counter()
+    texts = source.write(numbers, lambda: False) or {}
+    seconds = time.perf_counter() - began
+    answers = sum(int(text.answer.sum()) for batch in texts.values() for text in batch)
+    whole = sum(int(job.corpus.answer(index).sum()) for index in job.kept)
+    per_token = whole / max(1, sum(int(job.corpus.lengths[index]) for index in job.kept))
+    return int(trained * settings.on_policy * per_token), max(1, answers) / seconds
 
 
 def _trial(job: Job) -> tuple[float, float, int]:

@@ -20,7 +20,8 @@ import yaml
 from safetensors import SafetensorError
 
 from draftsmith.drafters.base import TargetInfo
-from draftsmith.drafters.checkpoint import load_module, module_class, save_module
+from draftsmith.drafters.checkpoint import TARGET, drafter_class, load_module, module_class, save_module
+from draftsmith.drafters.rank_accuracy import KEY, rank_accuracies
 from draftsmith.drafters.trainable import DraftModule, frequent_ids
 from draftsmith.errors import DataError, DraftsmithError, OptionError
 from draftsmith.training.batches import BatchOrder, batches_by_length
@@ -29,6 +30,7 @@ from draftsmith.training.corpus import Corpus
 from draftsmith.training.feature_cache import CachedFeatures, corpus_digest
 from draftsmith.training.features import FeatureSource, OnlineFeatures, RememberedFeatures, TargetScorer
 from draftsmith.training.logs import TrainingLog
+from draftsmith.training.on_policy import OnPolicyFeatures, check_writer
 from draftsmith.training.processes import Processes
 from draftsmith.training.settings import TrainingSettings
 from draftsmith.training.state import BEST, LAST, LOG, read_state, weights_of
@@ -36,6 +38,8 @@ from draftsmith.training.trainer import Listener, Progress, Trainer, count_steps
 
 TRAIN, VALIDATION = "train", "validation"
 RECIPE, CARD = "recipe.yaml", "README.md"
+_NUM_RANKS = 10
+"""Candidates of a head that a static tree may take; Medusa's own trees go as far."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +105,13 @@ def build_module(settings: TrainingSettings, target: TargetInfo, corpus: Corpus)
     """The method's module with its first weights."""
     if settings.init is not None:
         module = load_module(settings.init, settings.method, target)
+        if module.tunes_target:
+            raise OptionError(
+                f"{settings.init} holds heads of a target that is tuned already; go on with that target: "
+                f"--model {settings.init / TARGET}, without --init"
+            )
         loss_options(settings, module)
+        check_writer(settings, module)
         return module
     kind = module_class(settings.method)
     config = kind.configure(target, settings.configure)
@@ -111,6 +121,7 @@ def build_module(settings: TrainingSettings, target: TargetInfo, corpus: Corpus)
     module = kind(config, target, ids)
     module.initialise(target, torch.Generator().manual_seed(settings.seed))
     loss_options(settings, module)
+    check_writer(settings, module)
     return module
 
 
@@ -131,6 +142,13 @@ def carry_out(job: Job, listener: Listener, together: Processes, *, tell: Callab
         return _carry_out(job, listener, together, tell)
 
 
+def with_own_answers(job: Job, source: FeatureSource, together: Processes) -> FeatureSource:
+    """The source, and over it the answers that the drafter writes itself where they are wanted."""
+    if not job.settings.on_policy:
+        return source
+    return OnPolicyFeatures(source, job.settings, job.module, job.order, job.scorer, job.target.eos_ids, together)
+
+
 @contextmanager
 def alone_in(directory: Path) -> Iterator[None]:
     """Inside, no other run works in that directory. Raises `OptionError` when one does."""
@@ -145,6 +163,7 @@ def alone_in(directory: Path) -> Iterator[None]:
 def _carry_out(job: Job, listener: Listener, together: Processes, tell: Callable[[str], None]) -> Trainer:
     settings = job.settings
     source = job.online if settings.cache is None else _cached(job, listener, together, tell)
+    source = with_own_answers(job, source, together)
     identity = {**settings.identity, "data": corpus_digest(job.corpus)}
     trainer = Trainer(settings, job.module, source, job.order, job.validation, together, identity)
     if trainer.resume():
@@ -181,21 +200,22 @@ def finish(job: Job, trainer: Trainer) -> dict[str, Any]:
     if trainer.progress.best_step >= 0 and best.exists():
         tensors, figures = read_state(best)
         module.load_state_dict(weights_of(tensors))
-    module.to(getattr(torch, settings.dtype))
     facts = _facts(job, trainer)
+    ranks = _ranks(job, trainer)
     try:
         save_module(
             settings.output,
             settings.method,
             module,
-            settings.model,
+            facts["verified_by"],
             job.target,
-            {**facts, "validation": figures},
+            {**facts, **ranks, "validation": figures},
             texts={
                 CARD: model_card(settings, facts, figures),
                 RECIPE: recipe_text(settings),
                 LOG: (settings.state_dir / LOG).read_text(encoding="utf-8"),
             },
+            dtype=getattr(torch, settings.dtype),
         )
     except (OSError, SafetensorError) as error:
         problem = " ".join(str(error).split())
@@ -203,6 +223,17 @@ def finish(job: Job, trainer: Trainer) -> dict[str, Any]:
             f"{settings.output}: cannot be written ({problem}); the trained state is in {settings.state_dir}"
         ) from error
     return figures
+
+
+def _ranks(job: Job, trainer: Trainer) -> dict[str, Any]:
+    """What static trees are built from, measured on the validation texts, or on training texts where there are none."""
+    module = job.module
+    if not module.needs_ranks:
+        return {}
+    source, batches = job.validation or (job.online, [[index] for index in job.kept[: job.settings.validation_texts]])
+    module.eval()
+    seen = (module.as_verified(source.batch(batch)) for batch in batches)
+    return {KEY: rank_accuracies(module, seen, trainer.options.num_depths, _NUM_RANKS)}
 
 
 def recipe_text(settings: TrainingSettings) -> str:
@@ -281,8 +312,11 @@ def _notes(corpus: Corpus, kept: Sequence[int], settings: TrainingSettings) -> l
 
 
 def _facts(job: Job, trainer: Trainer) -> dict[str, Any]:
-    progress, options = trainer.progress, trainer.options
+    progress, options, settings = trainer.progress, trainer.options, job.settings
     return {
+        "drafter": drafter_class(settings.method).selection(settings.method, settings.output),
+        "verified_by": str(settings.output / TARGET) if job.module.tunes_target else settings.model,
+        "tuned": job.module.tunes_target,
         "parameters": sum(parameter.numel() for parameter in job.module.parameters()),
         "draft_vocab": len(job.module.draft_ids),
         "vocab_size": job.target.vocab_size,

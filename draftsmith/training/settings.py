@@ -36,6 +36,8 @@ class TrainingSettings:
     padded tokens of one forward; `accumulate`: forwards of one step, over all processes together. `max_len`: longer
     texts are left out. `warmup`: share of the run in which the rate rises to `lr`; it then falls along a cosine to
     `floor * lr`.
+    `on_policy`: share of the batches whose answers the drafter writes itself, at `write_temperature` (0: greedy), anew
+    every `refresh` steps.
     `clip`: largest norm of the gradient. `compute`: what matrix products round to; weights stay float32.
     `cache`: directory of the target's features, None scores the texts anew in every pass. `save_every`: seconds
     between states on disk. `validate_every`: steps between validations, None for ten of them in a run.
@@ -63,6 +65,9 @@ class TrainingSettings:
     lr: float = 5e-4
     warmup: float = 0.04
     floor: float = 0.05
+    on_policy: float = 0.0
+    refresh: int = 50
+    write_temperature: float = 1.0
     weight_decay: float = 0.01
     clip: float = 1.0
     seed: int = 0
@@ -83,7 +88,7 @@ class TrainingSettings:
                 raise OptionError(f"{name} is missing; say it with --{name}")
         least = {"draft_vocab": 1, "depths": 1, "passes": 1, "steps": 1, "batch_tokens": 1, "accumulate": 1,
                  "max_len": 3, "validate_every": 1, "validation_texts": 1, "feature_rows": 1, "live_texts": 0,
-                 "seed": 0, "threads": 1}  # fmt: skip
+                 "seed": 0, "threads": 1, "refresh": 1}  # fmt: skip
         for name, low in least.items():
             value = getattr(self, name)
             if value is not None and value < low:
@@ -92,11 +97,13 @@ class TrainingSettings:
             value = getattr(self, name)
             if value is not None and not (0 < value < math.inf):
                 raise OptionError(f"{name} is {value}; allowed: above 0")
-        for name in ("warmup", "floor", "weight_decay"):
+        for name in ("warmup", "floor", "weight_decay", "on_policy"):
             if not 0 <= getattr(self, name) <= 1:
                 raise OptionError(f"{name} is {getattr(self, name)}; allowed: 0 to 1")
         if self.decay is not None and not 0 < self.decay <= 1:
             raise OptionError(f"decay is {self.decay}; allowed: above 0 and up to 1")
+        if self.write_temperature != 0 and not 1e-6 <= self.write_temperature < math.inf:
+            raise OptionError(f"write_temperature is {self.write_temperature}; allowed: 0 or at least 1e-6")
         if self.compute not in COMPUTE:
             raise OptionError(f"compute is {self.compute!r}; allowed: {', '.join(COMPUTE)}")
         if self.init is not None and (self.configure or self.draft_vocab is not None):

@@ -7,6 +7,7 @@ all; nothing that is not finite gets into the weights or onto the disk.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -93,7 +94,7 @@ class Trainer:
         self._together = together
         self._identity = identity
         self._optimiser = make_optimiser(
-            module, settings.lr, settings.weight_decay, settings.optimiser, len(module.draft_ids)
+            module, settings.lr, settings.weight_decay, settings.optimiser, len(module.draft_ids), module.part_of
         )
         self._since_save = 0.0
 
@@ -132,14 +133,17 @@ class Trainer:
         start = place * settings.accumulate
         end = start + settings.accumulate
         numbers = range(start, end if self._num_batches is None else min(end, self._num_batches))
+        asked = time.perf_counter()
+        if not self._source.ready(place, numbers, stop):
+            return None
+        feature_seconds = time.perf_counter() - asked
         self._optimiser.zero_grad(set_to_none=False)
         totals = torch.zeros(3 + 3 * self.options.num_depths, dtype=torch.float64)
-        feature_seconds = 0.0
         for number in self._together.own(numbers):
             if stop():
                 break
             asked = time.perf_counter()
-            batch = self._source.batch(self._order.batch(number))
+            batch = self._source.numbered(number, self._order.batch(number))
             feature_seconds += time.perf_counter() - asked
             found = self._backward(batch, number)
             totals += _as_totals(found, int(batch.lengths_B.sum()), self.options.num_depths)
@@ -207,7 +211,8 @@ class Trainer:
         self._since_save = 0.0
         if self._together.is_first:
             facts = {"progress": vars(self.progress), "identity": self._identity}
-            write_state(self.settings.state_dir / LAST, training_tensors(self.module, self._optimiser), facts)
+            tensors = {**training_tensors(self.module, self._optimiser), **self._source.state()}
+            write_state(self.settings.state_dir / LAST, tensors, facts)
             listener.on_save(self.progress)
 
     def resume(self) -> bool:
@@ -220,6 +225,7 @@ class Trainer:
         tensors, facts = read_state(path)
         check_identity(facts["identity"], self._identity, self.settings.state_dir)
         restore(self.module, self._optimiser, tensors)
+        self._source.restore(tensors)
         self.progress = Progress(**facts["progress"])
         return True
 
@@ -229,7 +235,7 @@ class Trainer:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed((self.settings.seed * 1_000_003 + number) % 2**63)
             with torch.autocast("cpu", torch.bfloat16, enabled=self.settings.compute == "bfloat16"):
-                found = self.module.loss(batch, self.options)
+                found = self.module.loss(batch, dataclasses.replace(self.options, progress=self._done))
             rows = found.rows.sum()
             if int(rows) and found.loss.requires_grad:
                 (found.loss * rows).backward()
@@ -248,15 +254,20 @@ class Trainer:
         return gradients
 
     def _set_rate(self) -> float:
-        settings, step = self.settings, self.progress.step
-        done = step / self.num_steps
-        if settings.max_seconds is not None:
-            done = max(done, self.progress.seconds / settings.max_seconds)
+        settings, step, done = self.settings, self.progress.step, self._done
         warmup = math.ceil(settings.warmup * self.num_steps) if settings.max_seconds is None else _TIMED_WARMUP
         factor = rate_factor(step, done, warmup, settings.floor)
         for group in self._optimiser.param_groups:
-            group["lr"] = settings.lr * factor
+            group["lr"] = settings.lr * factor * self.module.rate_factor(group["part"], done)
         return settings.lr * factor
+
+    @property
+    def _done(self) -> float:
+        """Share of the run that is done, 0 to 1."""
+        done = self.progress.step / self.num_steps
+        if self.settings.max_seconds is not None:
+            done = max(done, self.progress.seconds / self.settings.max_seconds)
+        return min(done, 1.0)
 
     def _validation_is_due(self) -> bool:
         every = self.settings.validate_every or max(1, math.ceil(self.num_steps / 10))
@@ -290,10 +301,13 @@ _ENDLESS = 1 << 40
 
 def check_identity(found: Mapping[str, Any], here: Mapping[str, Any], state_dir: Path) -> None:
     """Raise `OptionError` unless a state belongs to this run."""
+    # A state of an earlier version lacks settings that are newer; it was made as they are by default.
+    defaults = {item.name: item.default for item in dataclasses.fields(TrainingSettings)}
     for key, value in here.items():
-        if found.get(key) != value:
+        there = found.get(key, defaults.get(key))
+        if there != value:
             raise OptionError(
-                f"{state_dir} holds a run with {key} {found.get(key)!r}, and this one has {value!r}; give another "
+                f"{state_dir} holds a run with {key} {there!r}, and this one has {value!r}; give another "
                 "--output, or --force to begin anew"
             )
 

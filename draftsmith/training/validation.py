@@ -20,7 +20,7 @@ from draftsmith.core.losses import log_probabilities
 from draftsmith.core.theory import expected_tokens
 from draftsmith.core.types import Tree
 from draftsmith.core.verify_rules import walk
-from draftsmith.drafters.trainable import DraftModule, TrainingBatch
+from draftsmith.drafters.trainable import DraftModule, TrainingBatch, shift_left
 from draftsmith.errors import DataError
 
 NUM_BINS = 10
@@ -133,13 +133,14 @@ class Tally:
     def __init__(self, num_depths: int) -> None:
         self._num_depths = num_depths
         # Per depth: anchors, hits, overlap. Then anchors and tokens per step at temperature 1; replayed tokens and
-        # steps. Then per bin of the draft's top probability: drafts, their probabilities, their hits.
-        self.sums = torch.zeros(3 * num_depths + 4 + 3 * NUM_BINS, dtype=torch.float64)
+        # steps. Then per bin of the draft's top probability: drafts, their probabilities, their hits. Then judged rows,
+        # and those whose likeliest token is the untuned target's.
+        self.sums = torch.zeros(3 * num_depths + 4 + 3 * NUM_BINS + 2, dtype=torch.float64)
 
     def add(self, judged: Judged, batch: TrainingBatch) -> None:
         """Count a batch."""
         drafted = judged.tokens != NO_DRAFT
-        by_depth, chance, replayed, bins = self._views()
+        by_depth, chance, replayed, bins, _ = self._views()
         by_depth[0] += drafted.sum(dim=(1, 2))
         by_depth[1] += judged.hits.sum(dim=(1, 2))
         by_depth[2] += judged.overlap.double().sum(dim=(1, 2))
@@ -152,9 +153,15 @@ class Tally:
         for row, values in enumerate((torch.ones_like(top), top, judged.hits[drafted].double())):
             bins[row].index_add_(0, places, values)
 
+    def compare(self, verified: TrainingBatch, original: TrainingBatch) -> None:
+        """Count the rows at which the model that verifies says what the target it comes from says."""
+        judged_BL = shift_left(original.answer_BL, 1)
+        same = verified.best_BL[judged_BL] == original.best_BL[judged_BL]
+        self._views()[-1].add_(torch.tensor([same.numel(), int(same.sum())], dtype=torch.float64))
+
     def figures(self) -> Figures:
         """The figures of what was counted. Raises `DataError` when nothing was."""
-        by_depth, chance, replayed, bins = self._views()
+        by_depth, chance, replayed, bins, agreement = self._views()
         if not float(by_depth[0, 0]):
             raise DataError("the validation texts hold no answer of three tokens or more, so nothing can be judged")
         rows = by_depth[0].clamp(min=1)
@@ -168,11 +175,12 @@ class Tally:
             replayed_tokens=int(replayed[0]),
             replayed_steps=int(steps),
             rows=int(by_depth[0, 0]),
+            agreement=float(agreement[1] / agreement[0]) if float(agreement[0]) else 1.0,
         )
 
     def _views(self) -> tuple[torch.Tensor, ...]:
-        depths, chance, replayed, bins = self.sums.split([3 * self._num_depths, 2, 2, 3 * NUM_BINS])
-        return depths.view(3, -1), chance, replayed, bins.view(3, -1)
+        depths, chance, replayed, bins, agreement = self.sums.split([3 * self._num_depths, 2, 2, 3 * NUM_BINS, 2])
+        return depths.view(3, -1), chance, replayed, bins.view(3, -1), agreement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +191,8 @@ class Figures:
     `overlap[k]`: mean 1 - TV(draft law, target's full law). `calibration_error`: mean distance, over ten bins of the
     draft's top probability, between it and the share of hits. `greedy_tokens_per_step`: replayed, emitted over
     steps after the prompt. `sampled_tokens_per_step`: mean over anchors of 1 + Σ_k Π_{j<=k} overlap_j, a forecast for
-    chain rejection at temperature 1. `rows`: anchors of depth 0.
+    chain rejection at temperature 1. `rows`: anchors of depth 0. `agreement`: share of judged rows at which the model
+    that verifies says what the untuned target says: 1 unless the method tunes it.
     """
 
     accuracy: tuple[float, ...]
@@ -194,6 +203,7 @@ class Figures:
     replayed_tokens: int
     replayed_steps: int
     rows: int
+    agreement: float = 1.0
 
     @property
     def forecast_tokens_per_step(self) -> float:
@@ -202,10 +212,12 @@ class Figures:
 
 
 def judge_batches(module: DraftModule, batches: Iterable[TrainingBatch], num_depths: int) -> Tally:
-    """Count batches."""
+    """Count batches, each as the model makes it that verifies the module's drafts."""
     tally = Tally(num_depths)
     for batch in batches:
-        tally.add(judge_batch(module, batch, num_depths), batch)
+        verified = module.as_verified(batch)
+        tally.add(judge_batch(module, verified, num_depths), verified)
+        tally.compare(verified, batch)
     return tally
 
 

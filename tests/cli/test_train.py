@@ -239,3 +239,99 @@ def test_the_engine_gains_what_validation_says(words, tmp_path, capsys):
     live = told["live"]
     assert live["engine"] > 1.5
     assert abs(live["difference"]) < 0.05
+
+
+# -- whole models: a student, a tuned target ----------------------------------------------------------
+
+
+@pytest.fixture
+def model_words(tiny, texts, tmp_path):
+    """A command that trains a whole model, without a method."""
+    return [
+        "train", "--model", tiny, "--data", texts, "--output", tmp_path / "out", "--steps", "60", "--lr", "1e-2",
+        "--batch-tokens", "200", "--threads", "1", "--validate-every", "30", "--json",
+    ]  # fmt: skip
+
+
+STUDENT = ["--method", "draft_model", "--set", "width=32", "--set", "heads=2", "--set", "layers=1"]
+
+
+@pytest.mark.parametrize("backend", ["reference", "native"])
+def test_a_student_is_a_model_and_the_engine_gains_what_validation_says(model_words, tiny, tmp_path, capsys, backend):
+    assert run(*model_words, *STUDENT, "--backend", backend, "--live-texts", "4") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["live"]["engine"] > 1.5
+    assert abs(told["live"]["difference"]) < 0.05
+    words = ["generate", "--model", tiny, "--backend", backend, "--max-new-tokens", "20", "abc"]
+    assert run(*words, "--drafter", "none") == 0
+    plain = capsys.readouterr().out
+    assert run(*words, "--drafter", f"draft_model:model={tmp_path / 'out'}") == 0
+    assert capsys.readouterr().out == plain
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"--model {tiny} --drafter draft_model:model={tmp_path / 'out'}" in card
+    assert run("generate", "--model", tmp_path / "out", "--backend", backend, "--max-new-tokens", "5", "abc") == 0
+
+
+def test_a_student_on_its_own_answers(model_words, tmp_path, capsys):
+    own = ["--on-policy", "0.5", "--refresh", "10", "--loss", "reverse_kl", "--backend", "reference"]
+    assert run(*model_words, *STUDENT, *own, "--plan") == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["written_tokens"] > 100
+    assert plan["writing_tokens_per_second"] > 1
+    assert list(tmp_path.iterdir()) == []
+    assert run(*model_words, *STUDENT, *own) == 0
+    assert json.loads(capsys.readouterr().out)["greedy_tokens_per_step"] > 1.5
+
+
+def test_a_student_begins_as_layers_of_the_target(model_words, tiny, tmp_path, capsys):
+    start = ["--method", "draft_model", "--set", f"init={tiny}", "--set", "layers=1", "--steps", "4"]
+    assert run(*model_words, *start, "--backend", "reference") == 0
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["num_hidden_layers"] == 1
+    assert config["config"]["layers"] == [0]
+
+
+def test_a_tuned_target_is_a_model_of_its_own(model_words, tiny, tmp_path, capsys):
+    tuned = ["--method", "medusa2", "--set", "rank=2", "--set", "num_depths=2", "--depths", "2", "--live-texts", "3"]
+    assert run(*model_words, *tuned, "--backend", "reference") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["live"]["engine"] > 1.5
+    assert abs(told["live"]["difference"]) < 0.05
+    assert 0 < told["agreement"] <= 1
+    out = tmp_path / "out"
+    words = ["generate", "--backend", "reference", "--max-new-tokens", "20", "abc"]
+    assert run(*words, "--model", out / "model", "--drafter", "none") == 0
+    plain = capsys.readouterr().out
+    assert run(*words, "--model", out / "model", "--drafter", f"medusa2:path={out}:tree=4") == 0
+    assert capsys.readouterr().out == plain
+    card = (out / "README.md").read_text()
+    assert f"--model {out / 'model'} --drafter medusa2:path={out}" in card
+    assert "one of its own" in card
+    assert json.loads((out / "config.json").read_text())["target"]["name"] == str(out / "model")
+
+
+@pytest.mark.parametrize(
+    ("more", "parts"),
+    [
+        (["--method", "draft_model", "--set", "width=30", "--set", "heads=4"], ["width 30 over 4 heads"]),
+        (["--method", "draft_model", "--set", "init=/nowhere/model"], ["/nowhere/model"]),
+        ([*STUDENT, "--draft-vocab", "30"], ["whole vocabulary"]),
+        ([*STUDENT, "--on-policy", "2"], ["on_policy is 2", "0 to 1"]),
+        ([*STUDENT, "--refresh", "0"], ["refresh is 0"]),
+        (["--method", "medusa", "--on-policy", "0.5"], ["cannot write answers by itself"]),
+        (["--method", "medusa2", "--set", "tune=much"], ["tune is 'much'", "lora"]),
+        (["--method", "hydra", "--set", "dropout=2"], ["dropout is 2.0"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_mistakes_about_models(model_words, complaint, more, parts, tmp_path):
+    line = complaint(*model_words, *more, "--backend", "reference")
+    for part in parts:
+        assert part in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_heads_of_a_tuned_target_beside_another(model_words, tiny, complaint, tmp_path, capsys):
+    assert run(*model_words, "--method", "medusa2", "--steps", "2", "--backend", "reference") == 0
+    line = complaint("generate", "--model", tiny, "--drafter", f"medusa2:path={tmp_path / 'out'}", "abc")
+    assert f"--model {tmp_path / 'out' / 'model'}" in line

@@ -15,8 +15,10 @@ from draftsmith.core.losses import (
     LOSSES,
     depth_loss,
     geometric_weights,
+    head_loss,
     judged_loss,
     kl,
+    label_loss,
     lk_hybrid,
     log_probabilities,
     loss_named,
@@ -279,3 +281,45 @@ def test_laws_are_not_rounded_where_drafts_are() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         found = judged_loss(draft, target, torch.arange(4))
     torch.testing.assert_close(found.loss, kl(log_probabilities(draft), target).mean())
+
+
+@pytest.mark.parametrize("cap", [None, 2.5])
+@pytest.mark.parametrize("name", NAMES)
+def test_losses_from_hidden_states_are_those_of_whole_logits(name: str, cap: float | None) -> None:
+    """More rows than a block, the last one not full; values and both gradients."""
+    log_p = log_probabilities(logits(1, 300, 11))
+    found, expected = [], []
+    for wanted in (found, expected):
+        hidden = logits(2, 300, 5, scale=1.0).requires_grad_()
+        head = logits(3, 11, 5, scale=1.0).requires_grad_()
+        if wanted is found:
+            one = head_loss(hidden, head, lambda rows: log_p[rows], LOSSES[name], cap)
+        else:
+            whole = hidden @ head.t()
+            whole = whole if cap is None else cap * torch.tanh(whole / cap)
+            one = judged_loss(whole, log_p, torch.arange(300), LOSSES[name])
+        (3 * one.loss).backward()
+        assert hidden.grad is not None and head.grad is not None
+        assert not one.accuracy.requires_grad and not one.overlap.requires_grad
+        wanted += [one.loss.detach(), one.accuracy, one.overlap, one.rows, hidden.grad, head.grad]
+    for mine, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-12, rtol=1e-12)
+
+
+def test_a_frozen_head_gets_no_gradient_and_no_rows_no_loss() -> None:
+    hidden, head = logits(2, 7, 5).requires_grad_(), logits(3, 11, 5)
+    head_loss(hidden, head, lambda rows: log_probabilities(logits(1, 7, 11))[rows]).loss.backward()
+    assert head.grad is None and hidden.grad is not None
+    none = head_loss(hidden[:0], head, lambda rows: logits(1, 0, 11))
+    assert float(none.loss.detach()) == 0 and int(none.rows) == 0
+
+
+def test_labels_that_cannot_be_said_are_left_out() -> None:
+    draft = logits(4, 5, 6).requires_grad_()
+    labels = torch.tensor([2, -1, 0, 5, -1])
+    found = label_loss(draft, labels)
+    log_q = torch.log_softmax(draft.detach(), -1)
+    assert float(found.detach()) == pytest.approx(-float(log_q[0, 2] + log_q[2, 0] + log_q[3, 5]) / 3)
+    found.backward()
+    assert draft.grad is not None and not draft.grad[[1, 4]].any()
+    assert float(label_loss(draft, torch.full((5,), -1)).detach()) == 0

@@ -114,12 +114,18 @@ def target_info(models=None, tokenizer=LETTERS, vocab_size=VOCAB, eos_ids=frozen
     """A target whose other models are `models`: name -> object with `backend` and `tokenizer`."""
     if models is None:
         models = {"near": loaded(near_table(TABLE, 1))}
+
+    def load_model(name):
+        if name == "student":
+            return SimpleNamespace(backend=trained.toy_student().writer(), tokenizer=tokenizer)
+        return models[name]
+
     info = TargetInfo(
         vocab_size=vocab_size,
         max_context=max_context,
         eos_ids=eos_ids,
         tokenizer=tokenizer,
-        load_model=lambda name: models[name],
+        load_model=load_model,
         make_drafter=lambda text: make(text, info),
         backend=TableBackend(TABLE),
     )

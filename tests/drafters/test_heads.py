@@ -17,7 +17,8 @@ from draftsmith.drafters.medusa import MedusaModule, from_published
 from draftsmith.drafters.rank_accuracy import KEY
 from draftsmith.errors import ModelFileError, OptionError
 from tests.drafters.loop import TABLE, Reading, TableBackend, always, make, target_info, target_of, view_of
-from tests.drafters.trained import TOYS, batch_of, new_module, toy_directory
+from tests.drafters.trained import TOYS, new_module, toy_directory
+from tests.drafters.trained_fakes import batch_of
 from tests.models.fakes import tiny_backend
 
 NAMES = sorted(name for name in TOYS if TOYS[name][0] in ("medusa", "hydra", "mlp_speculator", "gloeckle"))
@@ -34,7 +35,7 @@ def logits_after(name, tokens, depth):
     info = target_info({})
     module = load_module(toy_directory(name), TOYS[name][0], info)
     text = [*tokens, 0]
-    batch = batch_of(info.backend, [text], [len(tokens)], module.needs)  # the added token is the only answer
+    batch = batch_of(info.backend, [text], module.needs, len(tokens))  # the added token is the only answer
     drafts = list(module.depths(batch, module.num_depths))
     assert drafts[depth].anchors.tolist() == [len(tokens) - 2 - depth]
     logits_V = torch.full((12,), -torch.inf)

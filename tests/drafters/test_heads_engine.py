@@ -8,7 +8,8 @@ from draftsmith.drafters.checkpoint import save_module
 from draftsmith.drafters.rank_accuracy import KEY, rank_accuracies
 from draftsmith.drafters.trainable import LossOptions
 from tests.drafters.loop import target_of
-from tests.drafters.trained import batch_of, fit, new_module
+from tests.drafters.trained import fit, new_module
+from tests.drafters.trained_fakes import batch_of
 from tests.engine.fakes import EOS, tiny_engine, tiny_model
 
 PROMPT_LEN, ANSWER_LEN, COUNT = 6, 18, 50
@@ -48,7 +49,7 @@ def directory(tmp_path_factory, prompts, plain):
             target = target_of(backend, frozenset({EOS}))
             module = new_module(method, target, changes)
             texts = [[*prompt, *answer] for prompt, answer in zip(prompts, plain, strict=True)]
-            batch = batch_of(backend, texts, [PROMPT_LEN] * COUNT, module.needs)
+            batch = batch_of(backend, texts, module.needs, PROMPT_LEN)
             fit(module, batch, 120, lr=2e-2, options=LossOptions(loss="ce", decay=0.5, num_depths=2))
             known[name] = tmp_path_factory.mktemp("trained") / name
             about = {KEY: rank_accuracies(module, [batch], 4, 4)}

@@ -11,7 +11,8 @@ from draftsmith.drafters.rank_accuracy import rank_accuracies
 from draftsmith.drafters.trainable import LossOptions
 from draftsmith.errors import OptionError
 from tests.drafters.loop import target_of
-from tests.drafters.trained import batch_of, new_module
+from tests.drafters.trained import new_module
+from tests.drafters.trained_fakes import batch_of
 from tests.models.fakes import tiny_backend
 
 VOCAB = 20
@@ -22,6 +23,7 @@ CASES = {
     "medusa": ("medusa", {"num_depths": "3", "num_layers": "2"}),
     "medusa own": ("medusa", {"num_depths": "2", "head": "own"}),
     "hydra": ("hydra", {"num_depths": "3", "num_layers": "2", "feature_weight": "0.3"}),
+    "hydra labels": ("hydra", {"label_weight": "0.6", "teacher_weight": "0.5", "feature_weight": "0.3"}),
     "hydra++": ("hydra", {"num_depths": "3", "prefix": "true", "head": "shared"}),
     "mlp": ("mlp_speculator", {"num_depths": "3", "inner_width": "6"}),
     "mlp untied": ("mlp_speculator", {"num_depths": "2", "tied": "false", "scale_input": "false"}),
@@ -39,7 +41,7 @@ def case(name, draft_ids=IDS, seed=3):
     with torch.no_grad():
         for _, parameter in sorted(module.named_parameters()):
             parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3)
-    return module, batch_of(backend, TEXTS, PROMPTS, module.needs), backend
+    return module, batch_of(backend, TEXTS, module.needs, PROMPTS), backend
 
 
 # -- the papers' formulas, one row at a time ----------------------------------------------------------
@@ -198,6 +200,14 @@ def test_depths_and_losses_are_the_papers(name):
                     q, p = log_probabilities(logits), log_probabilities(target[IDS])
                     losses.append(LOSSES[loss](q, p))
             one = torch.stack(losses).mean() if losses else torch.zeros(())
+            one = one * float(CASES[name][1].get("teacher_weight", 1))
+            if "label_weight" in CASES[name][1]:
+                said = [
+                    -log_probabilities(logits)[IDS.index(TEXTS[index][t + 2 + depth])]
+                    for index, t, logits, _ in rows
+                    if TEXTS[index][t + 2 + depth] in IDS
+                ]
+                one = one + float(CASES[name][1]["label_weight"]) * torch.stack(said).mean()
             weight = CASES[name][1].get("feature_weight")
             if weight:
                 gaps = [x - batch.taps["last_hidden"][index, t + 1 + depth].double() for index, t, _, x in rows]
@@ -232,7 +242,7 @@ def test_gradients_are_finite_at_a_cold_start_and_reach_every_weight(name):
     backend = tiny_backend(1, vocab_size=VOCAB, width=16, head_dim=4, mlp_width=24)
     method, changes = CASES[name]
     module = new_module(method, target_of(backend), changes, torch.tensor(IDS))
-    batch = batch_of(backend, TEXTS, PROMPTS, module.needs)
+    batch = batch_of(backend, TEXTS, module.needs, PROMPTS)
     for loss in LOSSES:
         module.zero_grad()
         report = module.loss(batch, LossOptions(loss=loss, num_depths=module.num_depths))
@@ -247,7 +257,7 @@ def test_medusa_and_gloeckle_begin_by_saying_what_the_target_says():
         backend = tiny_backend(1, vocab_size=VOCAB, width=16, head_dim=4, mlp_width=24)
         method, changes = CASES[name]
         module = new_module(method, target_of(backend), changes)
-        batch = batch_of(backend, TEXTS, PROMPTS, module.needs)
+        batch = batch_of(backend, TEXTS, module.needs, PROMPTS)
         draft = next(module.depths(batch, 1))
         hidden = batch.taps["last_hidden"].flatten(0, 1)[draft.anchors].float()
         torch.testing.assert_close(draft.logits_AU, hidden @ backend.head_rows(torch.arange(VOCAB)).t())
@@ -279,3 +289,58 @@ def test_medusa_2_joins_the_two_losses():
         joint_loss(language, heads, 0.25, schedule="cosine")
     with pytest.raises(OptionError, match="progress is 2"):
         joint_loss(language, heads, 2)
+
+
+@pytest.mark.parametrize("prefix", ["false", "true"])
+@pytest.mark.parametrize("changes", [{"dropout": "0.3"}, {"noise": "8"}], ids=lambda changes: next(iter(changes)))
+def test_hydras_noise_is_of_training_alone_and_the_seeds(changes, prefix):
+    backend = tiny_backend(1, vocab_size=VOCAB, width=16, head_dim=4, mlp_width=24)
+    target, options = target_of(backend), LossOptions(num_depths=3)
+    plain = new_module("hydra", target, {"num_depths": "3", "prefix": prefix})
+    noisy = new_module("hydra", target, {"num_depths": "3", "prefix": prefix, **changes})
+    batch = batch_of(backend, TEXTS, noisy.needs, PROMPTS)
+
+    def loss_of(module, seed):
+        torch.manual_seed(seed)
+        return float(module.loss(batch, options).loss.detach())
+
+    with torch.random.fork_rng(devices=[]):
+        clean = loss_of(plain, 0)
+        assert loss_of(noisy.train(), 1) == loss_of(noisy, 1) != loss_of(noisy, 2)
+        assert clean != loss_of(noisy, 1)
+        assert loss_of(noisy.eval(), 1) == loss_of(noisy, 2) == clean
+        for draft, other in zip(noisy.depths(batch, 3), plain.depths(batch, 3), strict=True):
+            assert torch.equal(draft.logits_AU, other.logits_AU)
+
+
+def test_hydras_noise_is_as_large_as_said():
+    """NEFTune: uniform with amplitude alpha / sqrt(length * width), on hidden states and on embeddings."""
+    backend = tiny_backend(1, vocab_size=VOCAB, width=16, head_dim=4, mlp_width=24)
+    module = new_module("hydra", target_of(backend), {"num_depths": "2", "noise": "8"})
+    texts = [[index % VOCAB for index in range(start, start + 60)] for start in range(20)] + [[1, 2, 3, 4]] * 20
+    batch = batch_of(backend, texts, module.needs)
+    clean = dict(enumerate(module.eval().states(batch, 2)))
+    with torch.random.fork_rng(devices=[]):
+        noisy = dict(enumerate(module.train()._noisy_states(batch, 2)))
+    for depth in range(2):
+        for length in (60, 4):
+            rows = batch.lengths_B[clean[depth][0] // 60] == length
+            gaps = (noisy[depth][1] - clean[depth][1])[rows]
+            limit = 8 / math.sqrt(length * 16)
+            assert 0.9 * limit < float(gaps.abs().max()) <= limit * (1 + 1e-5)
+            assert float(gaps.var()) == pytest.approx(limit**2 / 3, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"dropout": "1"}, "dropout is 1.0"),
+        ({"noise": "-1"}, "noise is -1.0"),
+        ({"label_weight": "-1"}, "label_weight is -1.0"),
+        ({"teacher_weight": "0"}, "both 0"),
+    ],
+)
+def test_hydras_options_are_checked(changes, part):
+    backend = tiny_backend(1, vocab_size=VOCAB, width=16, head_dim=4, mlp_width=24)
+    with pytest.raises(OptionError, match=part):
+        new_module("hydra", target_of(backend), changes)

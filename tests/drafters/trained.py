@@ -1,4 +1,4 @@
-"""Trained drafters for tests: batches of any backend's texts, a training loop of ten lines, checkpoints for the toy.
+"""Trained drafters for tests: a training loop of ten lines, checkpoints for the toy.
 
 `toy_directory(name)` is a checkpoint for the Markov target of `loop.py`, trained on first use; selections name it
 `path=toy/NAME`, so that test names do not depend on where it lies.
@@ -12,38 +12,7 @@ import torch
 
 from draftsmith.drafters.checkpoint import module_class, save_module
 from draftsmith.drafters.rank_accuracy import KEY, rank_accuracies
-from draftsmith.drafters.trainable import TrainingBatch
-from draftsmith.models.backend import RowGroup
-
-
-def batch_of(backend, texts, prompt_lens, needs=frozenset()):
-    """A batch of whole texts, all tokens from `prompt_lens` on being answers."""
-    longest = max(map(len, texts))
-    tokens = torch.zeros(len(texts), longest, dtype=torch.int64)
-    answer = torch.zeros(len(texts), longest, dtype=torch.bool)
-    best, log_total = torch.zeros_like(tokens), torch.zeros(len(texts), longest)
-    taps = {}
-    for index, (text, prompt_len) in enumerate(zip(texts, prompt_lens, strict=True)):
-        size, sequence_id = len(text), 10_000 + index
-        backend.cache.open(sequence_id)
-        backend.cache.reserve(sequence_id, size)
-        scored = backend.score([RowGroup(sequence_id, text, range(-1, size - 1), 0)], needs | {"last_hidden"})
-        backend.cache.close(sequence_id)
-        tokens[index, :size] = torch.tensor(text)
-        answer[index, prompt_len:size] = True
-        best[index, :size] = scored.logits[0].argmax(-1)
-        log_total[index, :size] = scored.logits[0].logsumexp(-1)
-        for tap, rows in scored.taps[0].items():
-            room = taps.setdefault(tap, torch.zeros(len(texts), longest, rows.shape[-1], dtype=rows.dtype))
-            room[index, :size] = rows
-    return TrainingBatch(
-        tokens_BL=tokens,
-        lengths_B=torch.tensor([len(text) for text in texts]),
-        answer_BL=answer,
-        taps=taps,
-        best_BL=best,
-        log_total_BL=log_total,
-    )
+from tests.drafters.trained_fakes import batch_of
 
 
 def new_module(method, target, changes=None, draft_ids=None, seed=0):
@@ -91,6 +60,8 @@ TOYS = {
     "gloeckle-own": ("gloeckle", {"head": "own", "num_depths": "2"}, [0, 1, 2, 3, 5, 6, 7, 8, 10, 11]),
 }
 """Name -> method, changes of its configuration, draft vocabulary."""
+# On disk Medusa-2 is heads beside a tuned target; the toy has no weights to tune.
+_TUNED = {"medusa2": ("medusa", {"head": "own", "num_layers": "2"}, None)}
 
 
 @functools.cache
@@ -104,17 +75,28 @@ def toy_directory(name):
     """The checkpoint of a toy."""
     from tests.drafters import loop
 
-    method, changes, draft_ids = TOYS[name]
+    method, changes, draft_ids = {**TOYS, **_TUNED}[name]
     target = loop.target_info({})
     ids = None if draft_ids is None else torch.tensor(draft_ids)
     module = new_module(method, target, changes, ids)
     texts = loop.texts_of(target.backend, 24, 24, seed=5)
-    batch = batch_of(target.backend, texts, [1] * len(texts), module.needs)
+    batch = batch_of(target.backend, texts, module.needs)
     fit(module, batch, 120 if method == "eagle3" else 60, lr=2e-2)
     accuracies = rank_accuracies(module, [batch], 4, 4)
     path = Path(_toy_root().name) / name
-    save_module(path, method, module, "toy", target, {KEY: accuracies})
+    save_module(path, name if name in _TUNED else method, module, "toy", target, {KEY: accuracies})
     return path
+
+
+@functools.cache
+def toy_student():
+    """The toy's own draft model, trained; each `writer()` of it is a model with a cache of its own."""
+    from tests.drafters import loop
+
+    target = loop.target_info({})
+    module = new_module("draft_model", target, {"width": "16", "heads": "2", "mlp_width": "32", "layers": "1"})
+    fit(module, batch_of(target.backend, loop.texts_of(target.backend, 24, 24, seed=5)), 80, lr=2e-2)
+    return module
 
 
 def resolved(text):

@@ -58,30 +58,32 @@ def random_checkpoint(method, info, changes=None):
     return path
 
 
-def batch_of(backend, texts, taps, prompt_len=1):
-    """What the frozen target makes of whole texts; tokens from `prompt_len` on are answers."""
+def batch_of(backend, texts, taps=frozenset(), prompt_len=1):
+    """What the frozen target makes of whole texts; tokens from `prompt_len` (or each text's own) on are answers."""
     longest = max(map(len, texts))
-    head = backend.head_rows(torch.arange(backend.spec.vocab_size))
-    rows = {tap: [] for tap in (*taps, "last_hidden")}
+    prompt_lens = [prompt_len] * len(texts) if isinstance(prompt_len, int) else prompt_len
+    rows, logits = {tap: [] for tap in {*taps, "last_hidden"}}, []
     for index, text in enumerate(texts):
         cache, sequence_id = backend.cache, _SCORED + index
         cache.open(sequence_id)
         cache.reserve(sequence_id, len(text))
-        group = RowGroup(sequence_id, list(text), range(-1, len(text) - 1), len(text))
-        scored = backend.score([group], frozenset(rows))
+        scored = backend.score([RowGroup(sequence_id, list(text), range(-1, len(text) - 1), 0)], frozenset(rows))
         cache.keep(sequence_id, range(len(text)))
         cache.close(sequence_id)
         for tap, found in rows.items():
-            found.append(torch.nn.functional.pad(scored.taps[0][tap], (0, 0, 0, longest - len(text))))
-    stacked = {tap: torch.stack(found).clone() for tap, found in rows.items()}
-    logits = stacked["last_hidden"] @ head.to(stacked["last_hidden"]).t()
-    lengths = torch.tensor([len(text) for text in texts])
+            found.append(_padded(scored.taps[0][tap], longest))
+        logits.append(_padded(scored.logits[0], longest))
+    lengths, starts = torch.tensor([len(text) for text in texts]), torch.tensor(prompt_lens)
     places = torch.arange(longest)
     return TrainingBatch(
         tokens_BL=torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts]),
         lengths_B=lengths,
-        answer_BL=(places >= prompt_len) & (places < lengths[:, None]),
-        taps=stacked,
-        best_BL=logits.argmax(dim=-1),
-        log_total_BL=torch.logsumexp(logits, dim=-1),
+        answer_BL=(places >= starts[:, None]) & (places < lengths[:, None]),
+        taps={tap: torch.stack(found).clone() for tap, found in rows.items()},
+        best_BL=torch.stack(logits).argmax(dim=-1),
+        log_total_BL=torch.logsumexp(torch.stack(logits), dim=-1),
     )
+
+
+def _padded(rows, longest):
+    return torch.nn.functional.pad(rows, (0, 0, 0, longest - len(rows)))

@@ -1,5 +1,6 @@
-"""What each process of a run of several does, under torchrun. Arguments: data, output, forwards of a step, cache."""
+"""What each process of a run of several does, under torchrun. Arguments: data, output, changes as JSON."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -13,11 +14,12 @@ from tests.training.tiny import job_of
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    data, output, accumulate = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    cache = Path(sys.argv[4]) if len(sys.argv) > 4 else None
+    data, output, changes = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+    if "cache" in changes:
+        changes["cache"] = Path(changes["cache"])
     feature_cache.SHARD_TOKENS = 60  # several shards of a tiny corpus
     with processes() as together:
-        job = job_of(data, output, together=together, accumulate=accumulate, cache=cache)
+        job = job_of(data, output, together=together, **changes)
         trainer = carry_out(job, Listener(), together, tell=lambda line: None)
         # Every process must end with the weights of the first.
         total = sum(float(parameter.double().abs().sum()) for parameter in trainer.module.parameters())

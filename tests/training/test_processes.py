@@ -1,5 +1,6 @@
 """Two processes give the losses of one."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,19 +10,20 @@ import pytest
 
 from draftsmith.errors import OptionError
 from draftsmith.training.processes import Processes
+from tests.training.test_on_policy import MIXED
 from tests.training.test_trainer import losses_of, train
 from tests.training.tiny import job_of
 
 ROOT = Path(__file__).parents[2]
 
 
-def together(data, output, accumulate, *more, count=2):
+def together(data, output, count=2, **changes):
     """A run of several processes under torchrun."""
     script = Path(__file__).with_name("one_of_several.py")
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [*launch, str(script), str(data), str(output), str(accumulate), *map(str, more)],
+        [*launch, str(script), str(data), str(output), json.dumps(changes)],
         capture_output=True,
         text=True,
         timeout=180,
@@ -30,10 +32,11 @@ def together(data, output, accumulate, *more, count=2):
     )
 
 
-def test_two_processes_give_the_losses_of_one(data, tmp_path):
-    done = together(data, tmp_path / "two", 4)
+@pytest.mark.parametrize("changes", [{"accumulate": 4}, MIXED], ids=["frozen texts", "own answers"])
+def test_two_processes_give_the_losses_of_one(data, tmp_path, changes):
+    done = together(data, tmp_path / "two", **changes)
     assert done.returncode == 0, done.stderr
-    train(data, tmp_path / "one", accumulate=4)
+    train(data, tmp_path / "one", **changes)
     mine, other = losses_of(tmp_path / "two"), losses_of(tmp_path / "one")
     assert len(mine) == len(other) == 8
     for (_, loss, gradient), (_, expected, norm) in zip(mine, other, strict=True):
@@ -43,7 +46,7 @@ def test_two_processes_give_the_losses_of_one(data, tmp_path):
 
 def test_a_cache_is_filled_by_all_of_them(data, tmp_path):
     """Each scores its share, and what they train on is what one process caches by itself."""
-    done = together(data, tmp_path / "two", 2, tmp_path / "cache")
+    done = together(data, tmp_path / "two", accumulate=2, cache=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr
     shards = sorted(path.name for path in (tmp_path / "cache").glob("*.safetensors"))
     assert len(shards) > 2
