@@ -37,7 +37,8 @@ DRAFTERS: Mapping[str, str] = types.MappingProxyType(
 CONTROLLERS: Mapping[str, str] = types.MappingProxyType(
     {
         "fixed": "draftsmith.control.fixed:FixedController",
-        "backoff": "draftsmith.control.backoff:BackoffController",
+        "goodput": "draftsmith.control.goodput:GoodputController",
+        "auto": "draftsmith.control.goodput:GoodputController",
     }
 )
 BACKENDS: Mapping[str, str] = types.MappingProxyType(

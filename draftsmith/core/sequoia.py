@@ -83,7 +83,7 @@ class TreeProgramme:
         return values_M
 
     def tree(self, num_nodes: int) -> BestTree:
-        """The best tree of `num_nodes` nodes, root included. Raises `OptionError` where the levels hold no such tree."""
+        """The best tree of `num_nodes` nodes, root included. Raises `OptionError` where no such tree fits."""
         if not 1 <= num_nodes <= len(self.values) or self.values[num_nodes - 1] == -np.inf:
             raise OptionError(f"no tree of {num_nodes} nodes fits {self.depth} levels and these ranks")
         paths: list[RankPath] = []

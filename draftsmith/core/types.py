@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 
@@ -99,6 +100,41 @@ class Proposal:
     def empty(root: int) -> Proposal:
         """The proposal of a drafter that drafts nothing."""
         return Proposal(Tree((root,), (-1,)))
+
+
+class Budget(int):
+    """Nodes a request may draft below the root. A plain number leaves their shape to the drafter.
+
+    `shape`: rank paths (candidate j below candidate i: (i, j)) in order of worth, as many as the number says; drafters
+    that fill shapes (`DraftTraits`) draft this tree, others ignore it.
+    """
+
+    shape: tuple[tuple[int, ...], ...] | None
+
+    def __new__(cls, num_nodes: int, shape: tuple[tuple[int, ...], ...] | None = None) -> Self:
+        assert shape is None or len(shape) == num_nodes, f"{num_nodes} nodes for a shape of {shape}"
+        made = super().__new__(cls, num_nodes)
+        made.shape = shape
+        return made
+
+    @staticmethod
+    def shape_of(budget: int) -> tuple[tuple[int, ...], ...] | None:
+        """The shape that comes with a budget, None for a plain number."""
+        return budget.shape if isinstance(budget, Budget) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftTraits:
+    """What a drafter says of itself once; controllers decide by it.
+
+    `fills_shapes`: it drafts the tree that a `Budget` names. `max_depth`: longest path it can draft, None for any.
+    `rank_accuracies`: `[depth][rank]`, how often the candidate of that rank was right on calibration texts given that
+    its parent was, None if nobody has measured.
+    """
+
+    fills_shapes: bool = False
+    max_depth: int | None = None
+    rank_accuracies: tuple[tuple[float, ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

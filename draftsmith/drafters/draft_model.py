@@ -132,6 +132,11 @@ class ModelDrafter(Drafter):
                     rows = self._score_level(active)
         return [draft.proposal() for draft in drafts]
 
+    def pending(self, view: SequenceView) -> int:
+        """What its cache lacks: the whole text before the first proposal, a token or two from then on."""
+        held = self._cache.committed(view.sequence_id) if view.sequence_id in self._cache else 0
+        return max(len(view.tokens) - held, 0)
+
     def fork(self, source: int, copy: int, length: int) -> None:
         """The copy starts from the verified rows the source's draft cache holds."""
         self.forget(copy)

@@ -55,6 +55,7 @@ class HybridDrafter(Drafter):
         self._mean_accepted = 0.0
         self.needs = suffix.needs | other.needs
         self.bytes_per_token = suffix.bytes_per_token + other.bytes_per_token
+        self.traits = other.traits
 
     @classmethod
     def create(cls, options: HybridOptions, target: TargetInfo) -> Self:
@@ -96,6 +97,10 @@ class HybridDrafter(Drafter):
                 self._from_other.add(view.sequence_id)
             proposals.append(proposal)
         return proposals
+
+    def pending(self, view: SequenceView) -> int:
+        """What the other drafter must read."""
+        return self._other.pending(view)
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Both learn what was emitted; the other drafter's mean moves when its draft was verified."""

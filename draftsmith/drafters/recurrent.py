@@ -237,6 +237,11 @@ class RecurrentDrafter(TrainableDrafter):
         rows = self._features[view.sequence_id].rows(start, stop)
         return TrueRows(view.sequence_id, view.tokens[start + 1 : stop + 1], rows)
 
+    def pending(self, view: SequenceView) -> int:
+        """Rows whose features are kept and not fed yet."""
+        features = self._features.get(view.sequence_id)
+        return 0 if features is None else features.length - self._runner.num_rows(view.sequence_id)
+
     def fork(self, source: int, copy: int, length: int) -> None:
         """The copy has the features of the first `length` rows; its last row is made anew, of its own next token."""
         self.forget(copy)

@@ -55,7 +55,7 @@ class EngineSettings:
     """
 
     drafter: str = "suffix"
-    controller: str = "backoff"
+    controller: str = "auto"
     memory_bytes: int | None = None
     max_batch: int = 8
     chunk_rows: int = 512

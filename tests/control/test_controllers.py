@@ -10,7 +10,14 @@ from draftsmith.core.types import Law, Proposal, ProposalKind, Tree
 from draftsmith.errors import OptionError
 from draftsmith.registry import CONTROLLERS, load_class, parse_selection, read_options
 
-SELECTIONS = ["fixed", "fixed:num_draft=3", "backoff", "backoff:cheap_look=0", "backoff:max_draft=5:margin=0.5"]
+SELECTIONS = [
+    "fixed",
+    "fixed:num_draft=3",
+    "auto",
+    "goodput:cheap_look=0",
+    "goodput:max_draft=5:margin=0.5",
+    "goodput:latency=0.02",
+]
 
 
 def make(text):
@@ -129,12 +136,12 @@ def test_fixed_is_fixed():
     ("text", "complaint"),
     [
         ("fixed:num_draft=-1", "num_draft is -1"),
-        ("backoff:max_draft=0", "max_draft is 0"),
-        ("backoff:margin=-1", "margin is -1"),
-        ("backoff:cheap_look=-1", "cheap_look is -1"),
-        ("backoff:probe_min=0", "probe_min 0"),
-        ("backoff:probe_min=9:probe_max=8", "probe_max 8"),
-        ("backoff:alpha=2", "unknown option 'alpha'"),
+        ("goodput:max_draft=0", "max_draft is 0"),
+        ("goodput:margin=-1", "margin is -1"),
+        ("goodput:cheap_look=-1", "cheap_look is -1"),
+        ("goodput:probe_min=0", "probe_min 0"),
+        ("goodput:probe_min=9:probe_max=8", "probe_max 8"),
+        ("goodput:alpha=2", "unknown option 'alpha'"),
     ],
 )
 def test_bad_options(text, complaint):

@@ -114,7 +114,7 @@ class Scenario:
             "spec": SPECS[self.spec],
             "max_batch": self.max_batch,
             "chunk_rows": self.max_batch * self.dice.choice([1, 2, 5, 9, 40]),
-            "controller": self.dice.choice(["backoff", "fixed:num_draft=1", "fixed:num_draft=4", "fixed:num_draft=30"]),
+            "controller": self.dice.choice(["auto", "fixed:num_draft=1", "fixed:num_draft=4", "fixed:num_draft=30"]),
             "prefix_cache": self.dice.random() < 0.7,
             "drafter": self.drafters[0],
         }

@@ -1,4 +1,4 @@
-"""The back-off controller against synthetic acceptance and cost: it pays where drafting pays, and never costs much.
+"""The goodput controller against synthetic acceptance and cost: it pays where drafting pays, and never costs much.
 
 Rates are tokens per true second, relative to plain decoding or to the best fixed length in hindsight; the
 controller is told noisy times with outliers. Everything is seeded; docstrings give what was measured.
@@ -10,9 +10,9 @@ import statistics
 
 import pytest
 
-from draftsmith.control.backoff import BackoffController, BackoffOptions
 from draftsmith.control.base import RequestOutcome, RequestSignal, StepSeconds
 from draftsmith.control.fixed import FixedController, FixedOptions
+from draftsmith.control.goodput import GoodputController, GoodputOptions
 from draftsmith.core.tree import chain
 from draftsmith.core.types import Law, Proposal, ProposalKind, Tree
 from tests.control.simulation import COSTS, FLAT, LINEAR, PLAIN, QUANTISED, STAIRCASE, Drafting, simulate, stream
@@ -25,8 +25,8 @@ KINDS = {"look": LOOK, "model": MODEL, "drawn": DRAWN, "cheaply drawn": CHEAPLY_
 PLAIN_RATE = 1 / PLAIN
 
 
-def backoff(**options):
-    return BackoffController(BackoffOptions(**options))
+def auto(**options):
+    return GoodputController(GoodputOptions(**options))
 
 
 def streams(seed, parts, count=1, availability=1.0):
@@ -43,7 +43,7 @@ def against_best_fixed(knots, drafting, parts, count=1, availability=1.0, seeds=
             length: simulate(FixedController(FixedOptions(num_draft=length)), copy.deepcopy(texts), knots, drafting)
             for length in (0, 1, 2, 3, 4, 6, 8, 12, 16)
         }
-        own = simulate(backoff(), texts, knots, drafting, seed=seed).rate
+        own = simulate(auto(), texts, knots, drafting, seed=seed).rate
         to_best.append(own / max(result.rate for result in fixed.values()))
         to_plain.append(own / fixed[0].rate)
     return statistics.mean(to_best), min(to_plain)
@@ -54,7 +54,7 @@ def against_best_fixed(knots, drafting, parts, count=1, availability=1.0, seeds=
 def test_a_drafter_that_is_always_wrong_costs_next_to_nothing(kind, knots):
     """From a cold start over 220 tokens; measured 0.962 (drawn, linear) to 0.994 at worst of 10 seeds."""
     for seed in range(4):
-        result = simulate(backoff(), streams(seed, [(220, 0.0)]), COSTS[knots], KINDS[kind], seed=seed)
+        result = simulate(auto(), streams(seed, [(220, 0.0)]), COSTS[knots], KINDS[kind], seed=seed)
         assert result.rate > 0.95 * PLAIN_RATE
 
 
@@ -82,7 +82,7 @@ def test_it_is_back_soon_when_the_text_starts_to_repeat(kind):
     """After 300 tokens in which nothing paid: measured 20 to 28 tokens where looking is free, up to 110 with probes."""
     for seed in range(5):
         texts = streams(seed, [(300, 0.0), (300, 0.95)])
-        result = simulate(backoff(), texts, STAIRCASE, KINDS[kind], seed=seed)
+        result = simulate(auto(), texts, STAIRCASE, KINDS[kind], seed=seed)
         restart = next(
             emitted
             for drafted, (emitted, _) in zip(result.drafted, result.spent_until, strict=True)
@@ -93,17 +93,17 @@ def test_it_is_back_soon_when_the_text_starts_to_repeat(kind):
 
 def test_looking_is_free_so_nothing_is_drafted_in_vain():
     """Cut drafts are judged by what the target emitted: exploring costs no row once the drafter is known to be bad."""
-    result = simulate(backoff(), streams(0, [(2000, 0.0)]), QUANTISED, LOOK)
+    result = simulate(auto(), streams(0, [(2000, 0.0)]), QUANTISED, LOOK)
     assert sum(result.drafted[40:]) == 0
-    blind = simulate(backoff(), streams(0, [(2000, 0.0)]), QUANTISED, LOOK, pass_tokens=False)
+    blind = simulate(auto(), streams(0, [(2000, 0.0)]), QUANTISED, LOOK, pass_tokens=False)
     assert 0 < sum(blind.drafted[40:]) < 100
 
 
 def test_without_emitted_tokens_it_still_backs_off_and_returns():
     for knots in (STAIRCASE, FLAT):
-        result = simulate(backoff(), streams(1, [(300, 0.0)]), knots, LOOK, pass_tokens=False)
+        result = simulate(auto(), streams(1, [(300, 0.0)]), knots, LOOK, pass_tokens=False)
         assert result.rate > 0.94 * PLAIN_RATE
-        result = simulate(backoff(), streams(1, [(300, 0.0), (400, 0.9)]), knots, LOOK, pass_tokens=False)
+        result = simulate(auto(), streams(1, [(300, 0.0), (400, 0.9)]), knots, LOOK, pass_tokens=False)
         assert result.rate > 1.15 * PLAIN_RATE
 
 
@@ -114,7 +114,7 @@ def test_a_retrieval_drafter_that_seldom_matches_gets_long_drafts_when_it_does()
 
 def test_in_a_batch_rows_add_up():
     """What pays alone does not pay for eight where rows cost their full price."""
-    alone = simulate(backoff(), streams(0, [(300, 0.6)]), QUANTISED, LOOK)
+    alone = simulate(auto(), streams(0, [(300, 0.6)]), QUANTISED, LOOK)
     assert statistics.mean(alone.drafted[20:]) > 1.5
     assert alone.rate > 1.4 * PLAIN_RATE
     to_best, to_plain = against_best_fixed(QUANTISED, LOOK, [(150, 0.6)], count=8)
@@ -125,8 +125,9 @@ def test_in_a_batch_rows_add_up():
 
 @pytest.mark.parametrize("kind", ["look", "model"])
 def test_in_a_batch_the_rows_go_to_the_requests_that_use_them(kind):
+    """Not all of them: on this staircase rows 9 to 16 are nearly free, so probes of the others are let through."""
     hopeful, hopeless = streams(0, [(300, 0.92)], 4), streams(1, [(300, 0.0)], 4)
-    controller, spent = backoff(), {}
+    controller, spent = auto(), {}
     observe = controller.observe
 
     def counting(outcomes, seconds):
@@ -136,7 +137,7 @@ def test_in_a_batch_the_rows_go_to_the_requests_that_use_them(kind):
 
     controller.observe = counting
     simulate(controller, hopeful + hopeless, STAIRCASE, KINDS[kind])
-    assert sum(spent[index] for index in range(4)) > 10 * sum(spent[index] for index in range(4, 8))
+    assert sum(spent[index] for index in range(4)) > 6 * sum(spent[index] for index in range(4, 8))
 
 
 def test_confidence_decides_where_to_cut():
@@ -147,14 +148,14 @@ def test_confidence_decides_where_to_cut():
     text.right = [rng.random() < (0.95 if value == 0.9 else 0.05) for value in text.confidence]
     blind = copy.deepcopy(text)
     blind.confidence = None
-    seeing, unseeing = (simulate(backoff(), [item], QUANTISED, LOOK) for item in (text, blind))
+    seeing, unseeing = (simulate(auto(), [item], QUANTISED, LOOK) for item in (text, blind))
     assert seeing.rate > 1.08 * unseeing.rate
     wasted = [sum(result.drafted) - (result.emitted - len(result.drafted)) for result in (seeing, unseeing)]
     assert wasted[0] / sum(seeing.drafted) < 0.75 * wasted[1] / sum(unseeing.drafted)
 
 
 def test_a_new_request_starts_from_what_the_drafter_did_for_others():
-    controller = backoff()
+    controller = auto()
     simulate(controller, streams(0, [(300, 0.0)]), QUANTISED, LOOK)
     result = simulate(controller, streams(1, [(100, 0.0)]), QUANTISED, LOOK)
     assert sum(result.drafted) == 0
@@ -162,7 +163,7 @@ def test_a_new_request_starts_from_what_the_drafter_did_for_others():
 
 def learned(probability, **options):
     """A controller that has seen a drafter of constant acceptance."""
-    controller = backoff(**options)
+    controller = auto(**options)
     simulate(controller, streams(0, [(400, probability)]), FLAT, MODEL)
     return controller
 
@@ -180,7 +181,7 @@ def test_drawn_proposals_are_never_cut():
 
 def test_trees_are_cut_along_their_likely_paths():
     """The path 1, 3, 6 is right every time, its siblings never; their confidences say so."""
-    controller = backoff()
+    controller = auto()
     tree = Tree((9, 1, 2, 3, 4, 5, 6), (-1, 0, 0, 1, 1, 2, 3))
     confidence = (1.0, 0.95, 0.05, 0.95, 0.05, 0.05, 0.95)
     signal = RequestSignal(0, "tree", 30, 10)
@@ -199,19 +200,19 @@ def test_trees_are_cut_along_their_likely_paths():
 
 def test_every_option_has_its_effect():
     """Conformance CLI (mlx-lm#1297): an option that is parsed and does nothing."""
-    long = simulate(backoff(max_draft=32), streams(0, [(600, 0.98)]), FLAT, LOOK)
-    short = simulate(backoff(max_draft=3), streams(0, [(600, 0.98)]), FLAT, LOOK)
+    long = simulate(auto(max_draft=32), streams(0, [(600, 0.98)]), FLAT, LOOK)
+    short = simulate(auto(max_draft=3), streams(0, [(600, 0.98)]), FLAT, LOOK)
     assert max(long.drafted) > 16 and max(short.drafted) == 3
-    eager, wary = (simulate(backoff(margin=margin), streams(0, [(600, 0.5)]), STAIRCASE, LOOK) for margin in (0.0, 3.0))
+    eager, wary = (simulate(auto(margin=margin), streams(0, [(600, 0.5)]), STAIRCASE, LOOK) for margin in (0.0, 3.0))
     assert sum(wary.drafted) < 0.7 * sum(eager.drafted)
     asked = {}
     for cheap_look in (0.0, 3.0):
-        controller = backoff(cheap_look=cheap_look)
+        controller = auto(cheap_look=cheap_look)
         simulate(controller, streams(0, [(200, 0.0)]), QUANTISED, MODEL)
         asked[cheap_look] = sum(controller.budget([RequestSignal(9, "synthetic", 30, 5)])[0] > 0 for _ in range(5))
     assert asked == {0.0: 0, 3.0: 5}
     rare, frequent = (
-        simulate(backoff(probe_min=probe_min, probe_max=probe_max), streams(0, [(800, 0.0)]), FLAT, DRAWN)
+        simulate(auto(probe_min=probe_min, probe_max=probe_max), streams(0, [(800, 0.0)]), FLAT, DRAWN)
         for probe_min, probe_max in ((100, 100), (5, 5))
     )
     assert sum(frequent.drafted[20:]) > 4 * sum(rare.drafted[20:]) > 0
@@ -220,21 +221,21 @@ def test_every_option_has_its_effect():
 def test_the_cost_of_sampling_counts():
     """Rules that judge every row pay the sampler per row: that price belongs to the draft."""
 
-    class PerRow(BackoffController):
+    class PerRow(GoodputController):
         def observe(self, outcomes, seconds):
             super().observe(
                 outcomes, StepSeconds(seconds.rows, seconds.draft, seconds.verify, 0.8 * PLAIN * seconds.rows)
             )
 
     text = streams(0, [(500, 0.6)])
-    free = simulate(backoff(), copy.deepcopy(text), QUANTISED, LOOK)
-    charged = simulate(PerRow(BackoffOptions()), copy.deepcopy(text), QUANTISED, LOOK)
+    free = simulate(auto(), copy.deepcopy(text), QUANTISED, LOOK)
+    charged = simulate(PerRow(GoodputOptions()), copy.deepcopy(text), QUANTISED, LOOK)
     assert sum(charged.drafted) < 0.6 * sum(free.drafted)
 
 
 def test_a_slow_first_proposal_does_not_brand_a_drafter():
     """The first proposal of a request catches up with its prompt; later ones do not."""
-    controller = backoff()
+    controller = auto()
     for step in range(60):
         budget = controller.budget([RequestSignal(0, "retrieval", 30, 10)])[0]
         proposals = [Proposal(chain(1, [5] * budget))] if budget else []
