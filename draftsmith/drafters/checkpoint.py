@@ -64,17 +64,11 @@ def save_module(
     `about`: plain values about its training, kept for people; `texts`: files beside it, by name. Raises
     `OSError` as the system does, with nothing half-written left behind.
     """
-    spec = target.backend.spec
     described = {
         "draftsmith": FORMAT,
         "method": method,
         "config": dataclasses.asdict(module.config),
-        "target": {
-            "name": target_name,
-            "vocab_size": target.vocab_size,
-            "width": spec.width,
-            "num_layers": spec.num_layers,
-        },
+        "target": {"name": target_name, **target_facts(target)},
         "about": dict(about),
     }
     with staged_directory(path) as staging:
@@ -85,8 +79,8 @@ def save_module(
             (staging / name).write_text(text, encoding="utf-8")
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Read and check a directory's own consistency. Raises `ModelFileError` naming the file."""
+def read_config(path: Path) -> dict[str, Any]:
+    """What a directory's config says, without its weights. Raises `ModelFileError` naming the file."""
     where = path / CONFIG
     try:
         described = json.loads(where.read_text(encoding="utf-8"))
@@ -102,6 +96,12 @@ def read_checkpoint(path: Path) -> Checkpoint:
     for key, kind in (("method", str), ("config", dict), ("target", dict), ("about", dict)):
         if not isinstance(described.get(key), kind):
             raise ModelFileError(f"{where}: key {key!r} must be a {kind.__name__}")
+    return described
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read and check a directory's own consistency. Raises `ModelFileError` naming the file."""
+    described = read_config(path)
     weights = path / WEIGHTS
     try:
         with safe_open(str(weights), framework="pt") as file:
@@ -131,11 +131,16 @@ def load_module(path: Path, method: str, target: TargetInfo) -> DraftModule:
     return build_module(read_method(path, method), target)
 
 
+def target_facts(target: TargetInfo) -> dict[str, int]:
+    """The sizes by which a checkpoint knows its target."""
+    spec = target.backend.spec
+    return {"vocab_size": target.vocab_size, "width": spec.width, "num_layers": spec.num_layers}
+
+
 def build_module(checkpoint: Checkpoint, target: TargetInfo) -> DraftModule:
     """A checkpoint's module. Raises `ModelFileError` for a wrong target, config or tensor."""
-    path, spec = checkpoint.path, target.backend.spec
-    here = {"vocab_size": target.vocab_size, "width": spec.width, "num_layers": spec.num_layers}
-    for key, value in here.items():
+    path = checkpoint.path
+    for key, value in target_facts(target).items():
         if checkpoint.target.get(key) != value:
             raise ModelFileError(
                 f"{path}: trained for a target with {key} {checkpoint.target.get(key)} "
