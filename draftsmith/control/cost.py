@@ -60,11 +60,22 @@ class CalibratedRows:
     every row count has been measured.
     """
 
-    __slots__ = ("_base", "_context", "_correction", "_requests", "_table", "num_explored", "relative", "scale")
+    __slots__ = (
+        "_base",
+        "_context",
+        "_correction",
+        "_mean",
+        "_requests",
+        "_table",
+        "num_explored",
+        "relative",
+        "scale",
+    )
 
     def __init__(self, table: CostTable) -> None:
         self._table = table
         self._correction = [1.0] * len(KNOTS)
+        self._mean = 1.0  # of the corrections of what is seen: load belongs to the scale, not to the one row count seen
         self._context = -1.0
         self._requests = 0
         self._base: list[float] = []
@@ -89,15 +100,16 @@ class CalibratedRows:
         knot = knot_of(rows)
         believed = self.relative[knot]
         ratio = min(max(seconds / (self.scale * believed), 0.5), 2.0)
-        self.scale *= 1.0 + 0.1 * (ratio - 1.0)
-        if knot_of(rows) < len(KNOTS) - 1 and KNOTS[knot] == rows:
-            self._correction[knot] *= 1.0 + 0.02 * (ratio - 1.0)
+        self.scale *= 1.0 + 0.2 * (ratio - 1.0)
+        if KNOTS[knot] == rows:
+            self._correction[knot] *= 1.0 + 0.01 * (ratio - 1.0)
+            self._mean += 0.1 * (self._correction[knot] - self._mean)
             self._correct()
 
     def _correct(self) -> None:
         floor, relative = 0.0, []
         for base, correction in zip(self._base, self._correction, strict=True):
-            floor = max(base * correction, floor)
+            floor = max(base * correction / self._mean, floor)
             relative.append(floor)
         self.relative = relative
 
