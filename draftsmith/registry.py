@@ -37,6 +37,10 @@ DRAFTERS: Mapping[str, str] = types.MappingProxyType(
 CONTROLLERS: Mapping[str, str] = types.MappingProxyType(
     {
         "fixed": "draftsmith.control.fixed:FixedController",
+        "ema": "draftsmith.control.ema:EmaController",
+        "heuristic": "draftsmith.control.heuristic:HeuristicController",
+        "bandit": "draftsmith.control.bandit:BanditController",
+        "prefix-scheduler": "draftsmith.control.prefix_scheduler:PrefixSchedulerController",
         "goodput": "draftsmith.control.goodput:GoodputController",
         "auto": "draftsmith.control.goodput:GoodputController",
     }

@@ -48,6 +48,10 @@ class Pricing:
         sampling = self._sampling
         return self.rows.seconds(num_requests) + (sampling.first + sampling.second) * num_requests
 
+    def sampling_seconds(self, tokens: float, rows: int) -> float:
+        """Expected seconds of verification proper for so many emitted tokens and rows."""
+        return self._sampling.first * tokens + self._sampling.second * rows
+
     def rate(self, num_requests: int) -> float:
         """Tokens per second that steps of this batch bring, as far as seen; plain decoding's at least."""
         plain = self.plain_seconds(num_requests)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from draftsmith.control.base import RequestOutcome
 from draftsmith.core.tree import cut, depths, is_chain
-from draftsmith.core.types import Proposal, Tree
+from draftsmith.core.types import Proposal, ProposalKind, Tree
 
 _CHAINS = tuple(tuple(range(-1, num_drafted)) for num_drafted in range(65))
 
@@ -49,9 +49,19 @@ def cut_to(proposal: Proposal, num_drafted: int) -> Proposal:
 
 
 def trials_of(proposal: Proposal, outcome: RequestOutcome) -> list[NodeTrial]:
-    """The trials of a proposal as it was before any cut."""
+    """The trials of a proposal as it was before any cut.
+
+    A drawn chain is judged by what was verified alone: what a ratio rule emits in the place of a token that it never
+    looked at says nothing about that token.
+    """
     parents, tokens, confidence = proposal.tree.parents, proposal.tree.tokens, proposal.confidence
     emitted, found = outcome.tokens, []
+    if proposal.kind is not ProposalKind.POINT_MASS and chain_shaped(parents):
+        decided = min(outcome.num_accepted + 1, outcome.num_drafted, outcome.num_emitted)
+        return [
+            NodeTrial(node, 0, confidence[node] if confidence else 0.0, node <= outcome.num_accepted)
+            for node in range(1, decided + 1)
+        ]
     if emitted and chain_shaped(parents):
         for node in range(1, min(len(emitted) + 1, len(parents))):
             accepted = tokens[node] == emitted[node - 1]

@@ -88,13 +88,15 @@ class Proposal:
     """What a drafter proposes below the root of one sequence.
 
     `laws[node]` is the law from which the children of `node` were really drawn (empty for
-    POINT_MASS); `confidence[node]` optionally estimates P(node accepted | parent accepted).
+    POINT_MASS); `confidence[node]` optionally estimates P(node accepted | parent accepted). `foreseen`: every
+    confidence was judged before its own token was drawn, from what came before it.
     """
 
     tree: Tree
     kind: ProposalKind = ProposalKind.POINT_MASS
     laws: Mapping[int, Law] = field(default_factory=dict)
     confidence: tuple[float, ...] | None = None
+    foreseen: bool = False
 
     @staticmethod
     def empty(root: int) -> Proposal:
