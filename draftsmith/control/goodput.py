@@ -101,6 +101,7 @@ class GoodputController(Controller):
         self._stop: _Stop | None = None
         self._num_stops = 0
         self._answers = _ANSWER_TOKENS
+        self._num_answers = 0
 
     @classmethod
     def create(cls, options: GoodputOptions) -> Self:
@@ -354,4 +355,5 @@ class GoodputController(Controller):
         """Drop what was known of a request; its drafter's record stays."""
         request = self._requests.pop(sequence_id, None)
         if request is not None and request.emitted:
-            self._answers += 0.1 * (request.emitted - self._answers)
+            self._num_answers += 1
+            self._answers += max(1.0 / (self._num_answers + 1), 0.1) * (request.emitted - self._answers)

@@ -5,17 +5,31 @@ controller is told noisy times with outliers. Everything is seeded; docstrings g
 """
 
 import copy
+import math
 import random
 import statistics
 
 import pytest
 
 from draftsmith.control.base import RequestOutcome, RequestSignal, StepSeconds
+from draftsmith.control.cost_table import CostTable, DraftSeconds
 from draftsmith.control.fixed import FixedController, FixedOptions
 from draftsmith.control.goodput import GoodputController, GoodputOptions
+from draftsmith.core import tree as trees
 from draftsmith.core.tree import chain
-from draftsmith.core.types import Law, Proposal, ProposalKind, Tree
-from tests.control.simulation import COSTS, FLAT, LINEAR, PLAIN, QUANTISED, STAIRCASE, Drafting, simulate, stream
+from draftsmith.core.types import Budget, DraftTraits, Law, Proposal, ProposalKind, Tree
+from tests.control.simulation import (
+    COSTS,
+    FLAT,
+    LINEAR,
+    PLAIN,
+    QUANTISED,
+    STAIRCASE,
+    Drafting,
+    seconds_of,
+    simulate,
+    stream,
+)
 
 LOOK = Drafting(look=3e-5)  # retrieval: half a percent of a plain step
 MODEL = Drafting(look=1e-4, per_depth=0.1 * PLAIN)  # a model: a tenth of a plain step per drafted depth
@@ -243,3 +257,184 @@ def test_a_slow_first_proposal_does_not_brand_a_drafter():
         seconds = StepSeconds(1, 0.0 if not budget else 10 * PLAIN if step < 2 else 2e-5, PLAIN, 0.0)
         controller.observe([RequestOutcome(0, "retrieval", 0, 0, 0, 1, (1,))], seconds)
     assert controller.budget([RequestSignal(0, "retrieval", 30, 10)])[0] == 16
+
+
+# -- what back-off did not know --------------------------------------------------------------------------
+
+
+STARTING = Drafting(look=1e-4, per_depth=0.1 * PLAIN, start=0.04 * PLAIN)  # reads a token in a 25th of a plain step
+
+
+def long_prompts(seed, probability, num_tokens=100, prompt_len=2000, count=6):
+    texts = streams(seed, [(num_tokens, probability)], count)
+    for text in texts:
+        text.prompt_len = prompt_len
+    return texts
+
+
+def one_by_one(controller, texts, knots, drafting):
+    """Rate over requests that come one after another."""
+    results = [simulate(controller, [copy.deepcopy(text)], knots, drafting, seed=3) for text in texts]
+    return sum(result.emitted for result in results) / sum(result.seconds for result in results), results
+
+
+def test_a_start_that_costs_more_than_the_answer_is_not_made():
+    """100 tokens behind 2000: reading the prompt takes 80 plain steps, and all there is to gain is less than that.
+
+    Back-off lost 0.37 x there (the 0.5B for the 1.5B on retrieval prompts).
+    """
+    rate, results = one_by_one(auto(), long_prompts(0, 0.8), STAIRCASE, STARTING)
+    assert rate > 0.96 * PLAIN_RATE
+    fixed, _ = one_by_one(FixedController(FixedOptions(num_draft=4)), long_prompts(0, 0.8), STAIRCASE, STARTING)
+    assert fixed < 0.9 * PLAIN_RATE
+    assert sum(sum(result.drafted) for result in results) < 20
+
+
+def test_a_start_that_pays_is_made():
+    """The same drafter, 1500 tokens to write: once answers are known to be long, prompts are read."""
+    rate, results = one_by_one(auto(), long_prompts(0, 0.8, num_tokens=1500, count=6), STAIRCASE, STARTING)
+    assert rate > 1.15 * PLAIN_RATE
+    assert sum(results[-1].drafted[:40]) >= 30
+    short, _ = one_by_one(auto(), long_prompts(0, 0.8, num_tokens=300, prompt_len=50, count=3), STAIRCASE, STARTING)
+    assert short > 1.15 * PLAIN_RATE
+
+
+def test_a_known_start_is_weighed_before_it_was_ever_made():
+    """Calibration says that reading is nearly free here: then even long prompts are started at once."""
+    cheap = Drafting(look=1e-4, per_depth=0.05 * PLAIN, start=1e-6)
+    controller = auto()
+    controller.start_from(
+        table(STAIRCASE).with_draft("synthetic", DraftSeconds(request=1e-4, level=0.05 * PLAIN, pending=1e-6))
+    )
+    result = simulate(controller, long_prompts(0, 0.9, count=1), STAIRCASE, cheap)
+    assert sum(result.drafted[:3]) > 0
+
+
+def table(knots, contexts=(64,)):
+    """A cost table of a staircase."""
+    rows = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 32, 48, 64)
+    line = tuple(seconds_of(count, knots) for count in rows)
+    return CostTable(
+        rows=rows, contexts=contexts, verify=(line,) * len(contexts), spread=((0.0,) * len(rows),) * len(contexts)
+    )
+
+
+@pytest.mark.parametrize("knots", [STAIRCASE, QUANTISED])
+def test_measured_costs_save_the_learning(knots):
+    """Over the first 60 tokens of an engine: measured 1.05 to 1.3 times the rate of one that has to find out."""
+    knowing_rates, finding_rates = [], []
+    for seed in range(6):
+        text = streams(seed, [(60, 0.9)])
+        knowing, finding = auto(), auto()
+        knowing.start_from(table(knots).with_draft("synthetic", DraftSeconds(request=3e-5, level=0.0, pending=0.0)))
+        knowing_rates.append(simulate(knowing, copy.deepcopy(text), knots, LOOK, seed=seed).rate)
+        finding_rates.append(simulate(finding, text, knots, LOOK, seed=seed).rate)
+    assert statistics.mean(knowing_rates) > 1.03 * statistics.mean(finding_rates)
+    unmeasured = auto(measured=False)
+    unmeasured.start_from(table(knots))
+    assert unmeasured._costs is None
+
+
+def test_a_promise_of_latency_is_kept_before_throughput():
+    """One request's drafts are good, the other's never: steps of 8 rows (1.9 plain ones) bring most, but the
+    other one emits one token a step, and was promised one every 1.35 plain steps: 4 rows (1.27).
+    """
+
+    def longest(**options):
+        controller, taken = auto(**options), []
+        observe = controller.observe
+
+        def watching(outcomes, seconds):
+            taken.append(seconds_of(seconds.rows, QUANTISED))
+            observe(outcomes, seconds)
+
+        controller.observe = watching
+        texts = streams(2, [(400, 0.95)]) + streams(3, [(150, 0.0)])
+        simulate(controller, texts, QUANTISED, LOOK, noise=0.0)
+        return statistics.quantiles(taken[30:140], n=20)[18]
+
+    assert longest(latency=1.35 * PLAIN) < 1.36 * PLAIN
+    assert longest() > 1.6 * PLAIN
+
+
+def test_requests_may_bring_promises_of_their_own():
+    controller = auto()
+    controller.start_from(table(LINEAR).with_draft("d", DraftSeconds(request=1e-4, level=1e-4, pending=0.0)))
+    strict = RequestSignal(0, "d", 20, 64, 100, 0, latency=0.9 * PLAIN)
+    lax = RequestSignal(1, "d", 20, 64, 100, 0)
+    for _ in range(3):
+        controller.budget([strict, lax])
+    assert controller._limits == [0.9 * PLAIN, math.inf]
+    controller.budget([lax])
+    assert controller._limits is None
+
+
+def test_a_draft_under_way_is_stopped_by_its_confidence():
+    """Confidences tell right from wrong: going on only where the draft model is sure beats every fixed length."""
+    rng = random.Random(0)
+    text = streams(0, [(1500, 1.0)])[0]
+    text.confidence = [rng.choice([0.3, 0.95, 0.95]) for _ in text.right]
+    text.right = [rng.random() < (0.97 if value == 0.95 else 0.1) for value in text.confidence]
+    asking = Drafting(look=1e-4, per_depth=0.15 * PLAIN, asks=True)
+    own = simulate(auto(), [copy.deepcopy(text)], STAIRCASE, asking)
+    fixed = max(
+        simulate(FixedController(FixedOptions(num_draft=length)), [copy.deepcopy(text)], STAIRCASE, asking).rate
+        for length in range(9)
+    )
+    deaf = Drafting(look=1e-4, per_depth=0.15 * PLAIN)
+    assert own.rate > 1.05 * simulate(auto(), [copy.deepcopy(text)], STAIRCASE, deaf).rate
+    assert own.rate > 1.03 * fixed
+
+
+ACCURACIES = ((0.55, 0.2, 0.08), (0.5, 0.2, 0.08), (0.45, 0.2, 0.08))
+HEADS = DraftTraits(fills_shapes=True, max_depth=3, rank_accuracies=ACCURACIES)
+
+
+def asked_shape(knots, draft, traits=HEADS, **options):
+    """What is asked for after the costs are known."""
+    controller = auto(**options)
+    controller.start_from(table(knots).with_draft("heads", draft))
+    return controller.budget([RequestSignal(0, "heads", 30, 64, 200, 0, traits)])[0]
+
+
+def test_chain_or_tree_is_decided_by_costs():
+    dear = DraftSeconds(request=4e-4, level=0.1 * PLAIN, pending=0.0)
+    flat = Budget.shape_of(asked_shape(FLAT, dear))
+    assert flat is not None and any(path[-1] for path in flat) and len(flat) > 4
+    # Where rows cost their full price a second candidate is not worth its row.
+    linear = asked_shape(LINEAR, dear)
+    assert not any(path[-1] for path in Budget.shape_of(linear) or ())
+    assert Budget.shape_of(asked_shape(FLAT, dear, trees=False)) is None
+    assert Budget.shape_of(asked_shape(FLAT, dear, traits=DraftTraits())) is None
+    # Where drafting costs nothing worth counting the tree is asked for whole, and cut by what it holds.
+    cheap = Budget.shape_of(asked_shape(QUANTISED, DraftSeconds(request=1e-6, level=1e-6, pending=0.0)))
+    assert cheap is not None and any(path[-1] for path in cheap)
+
+
+def test_ranks_that_prove_worthless_end_the_tree():
+    """Calibration promised that second candidates are right one time in five; here they never are."""
+    controller = auto()
+    controller.start_from(table(QUANTISED).with_draft("heads", DraftSeconds(request=4e-4, level=2e-4, pending=0.0)))
+    branching = []
+    for _ in range(400):
+        budget = controller.budget([RequestSignal(0, "heads", 30, 64, 200, 0, HEADS)])[0]
+        shape = Budget.shape_of(budget) or tuple((0,) * depth for depth in range(1, budget + 1))
+        branching.append(any(path[-1] for path in shape))
+        nodes, tokens, parents = {(): 0}, [9], [-1]
+        for path in shape:
+            nodes[path] = len(tokens)
+            tokens.append(len(path) if not any(path) else 40 + len(tokens))
+            parents.append(nodes[path[:-1]])
+        if budget:
+            proposal = Proposal(Tree(tuple(tokens), tuple(parents)))
+            kept = controller.select([proposal])[0]
+            depth = max(trees.depths(kept.tree.parents))
+            accepted = min(depth, 2)
+            outcome = RequestOutcome(
+                0, "heads", kept.tree.num_drafted, depth, accepted, accepted + 1, (1, 2, 8)[: accepted + 1]
+            )
+        else:
+            kept, outcome = Proposal.empty(9), RequestOutcome(0, "heads", 0, 0, 0, 1, (1,))
+        seconds = StepSeconds(kept.tree.num_nodes, 4e-4, seconds_of(kept.tree.num_nodes, QUANTISED), 0.0)
+        controller.observe([outcome], seconds)
+    assert sum(branching[-50:]) < 10
