@@ -77,11 +77,12 @@ class RequestState:
 
     `proposal`: this step's, before any cut. `is_warm`: it drafted in the last step, so its drafter has little to catch
     up with. `plain_tokens`: emitted since it last drafted; `distance`: when to probe. `pending`: tokens its drafter
-    must read first, now. `emitted`: tokens so far.
+    must read first, now; `may_start`: it may. `emitted`: tokens so far.
     """
 
     __slots__ = (
-        "distance", "drafter", "draws", "emitted", "is_warm", "odds", "pending", "plain_tokens", "probing", "proposal",
+        "distance", "drafter", "draws", "emitted", "is_warm", "may_start", "odds", "pending", "plain_tokens", "probing",
+        "proposal",
     )  # fmt: skip
 
     def __init__(self, drafter: DrafterState, distance: int) -> None:
@@ -94,6 +95,7 @@ class RequestState:
         self.plain_tokens = 0
         self.probing = False
         self.pending = 0
+        self.may_start = True
         self.emitted = 0
 
     def reaches(self, proposal: Proposal) -> list[float]:

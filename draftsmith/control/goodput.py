@@ -135,8 +135,12 @@ class GoodputController(Controller):
             request.proposal = None
             request.probing = False
             request.pending = signal.pending
+            request.may_start = True
             budgets.append(min(signal.max_draft, most))
-            if request.draws or not self._is_cheap(request, num_requests, budgets[index]):
+            if signal.traits.starts_partly and not self._start_pays(request, signal, budgets[index]):
+                budgets[index] = Budget(budgets[index], may_start=False)
+                request.may_start = request.is_warm = False  # what is left drafts for next to nothing
+            elif request.draws or not self._is_cheap(request, num_requests, budgets[index]):
                 dear.setdefault(id(request.drafter), []).append(index)
             elif self._may_branch(request.drafter):
                 budgets[index] = self._shaped(request, budgets[index])
@@ -166,10 +170,11 @@ class GoodputController(Controller):
         cost = request.drafter.cost
         if not self._sees_tokens or not cost.is_timed:
             return False
+        forward = self._pricing.rows.seconds(num_requests)
         look = cost.seconds(num_requests, depth)
         if request.pending > _SETTLED_PENDING:
-            look += request.pending * (cost.pending or 0.0)
-        return look <= self._options.cheap_look * self._pricing.rows.seconds(num_requests)
+            look += request.pending * (_START_SHARE * forward if cost.pending is None else cost.pending)
+        return look <= self._options.cheap_look * forward
 
     def _may_branch(self, drafter: DrafterState) -> bool:
         return self._options.trees and drafter.traits.fills_shapes
@@ -341,6 +346,8 @@ class GoodputController(Controller):
         cost = drafter.tree_cost if self._is_tree else drafter.cost
         expected = drafter.cost_of(self._is_tree).seconds(len(asked), self._depth)
         pending = sum([request.pending for _, request in asked if request.pending > _SETTLED_PENDING])
+        if not all(request.may_start for _, request in asked):
+            return 0.0  # a part of the drafter: not what it costs
         if pending:
             cost.observe_start(pending, seconds - expected)
         elif all(request.is_warm for _, request in asked):

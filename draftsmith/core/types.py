@@ -108,16 +108,26 @@ class Budget(int):
     """Nodes a request may draft below the root. A plain number leaves their shape to the drafter.
 
     `shape`: rank paths (candidate j below candidate i: (i, j)) in order of worth, as many as the number says; drafters
-    that fill shapes (`DraftTraits`) draft this tree, others ignore it.
+    that fill shapes (`DraftTraits`) draft this tree, others ignore it. `may_start`: False asks a drafter that has a
+    part without a start (`DraftTraits.starts_partly`) to draft with that part alone.
     """
 
     shape: tuple[tuple[int, ...], ...] | None
+    may_start: bool
 
-    def __new__(cls, num_nodes: int, shape: tuple[tuple[int, ...], ...] | None = None) -> Self:
+    def __new__(
+        cls, num_nodes: int, shape: tuple[tuple[int, ...], ...] | None = None, *, may_start: bool = True
+    ) -> Self:
         assert shape is None or len(shape) == num_nodes, f"{num_nodes} nodes for a shape of {shape}"
         made = super().__new__(cls, num_nodes)
         made.shape = shape
+        made.may_start = may_start
         return made
+
+    @staticmethod
+    def lets_start(budget: int) -> bool:
+        """Whether the drafter may read what it lacks of the text."""
+        return budget.may_start if isinstance(budget, Budget) else True
 
     @staticmethod
     def shape_of(budget: int) -> tuple[tuple[int, ...], ...] | None:
@@ -130,12 +140,14 @@ class DraftTraits:
     """What a drafter says of itself once; controllers decide by it.
 
     `fills_shapes`: it drafts the tree that a `Budget` names. `max_depth`: longest path it can draft, None for any.
+    `starts_partly`: a part of it drafts without reading what it lacks (a suffix tree beside a model).
     `rank_accuracies`: `[depth][rank]`, how often the candidate of that rank was right on calibration texts given that
     its parent was, None if nobody has measured.
     """
 
     fills_shapes: bool = False
     max_depth: int | None = None
+    starts_partly: bool = False
     rank_accuracies: tuple[tuple[float, ...], ...] | None = None
 
 

@@ -7,6 +7,7 @@ in the target's cache; a measurement that breaks off has changed nothing.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import statistics
 from collections.abc import Callable, Sequence
@@ -46,7 +47,7 @@ def measure_verify(backend: Backend, sweep: Sweep, about: dict[str, Any], tell: 
     """The verification part of a table. Contexts beyond the model's are left out."""
     room = backend.spec.max_context - max(sweep.rows)
     contexts = [context for context in sweep.contexts if context <= room] or [max(room, 1)]
-    forwards = _Forwards(backend, random.Random(sweep.seed))
+    forwards = Forwards(backend, random.Random(sweep.seed))
     total = len(contexts) * sweep.repeats + len(_BATCH_CONTEXTS)
     medians, spreads = [], []
     try:
@@ -67,15 +68,10 @@ def measure_verify(backend: Backend, sweep: Sweep, about: dict[str, Any], tell: 
     finally:
         forwards.close()
     tell(total, total, "done")
-    return CostTable(**{**vars_of(table), "request": request, "request_context": context_part})
+    return dataclasses.replace(table, request=request, request_context=context_part)
 
 
-def vars_of(table: CostTable) -> dict[str, Any]:
-    """The fields of a table."""
-    return {name: getattr(table, name) for name in CostTable.__dataclass_fields__}
-
-
-def _per_request(forwards: _Forwards, table: CostTable, sweep: Sweep, tell: Tell, total: int) -> tuple[float, float]:
+def _per_request(forwards: Forwards, table: CostTable, sweep: Sweep, tell: Tell, total: int) -> tuple[float, float]:
     """Seconds by which a further sequence makes the same rows dearer, and that per row of its context."""
     extra: list[tuple[int, int, float]] = []
     for place, context in enumerate(_BATCH_CONTEXTS):
@@ -97,8 +93,8 @@ def _per_request(forwards: _Forwards, table: CostTable, sweep: Sweep, tell: Tell
 
 
 @final
-class _Forwards:
-    """Forwards of sequences of random tokens, timed."""
+class Forwards:
+    """Forwards of sequences of random tokens, timed; `close` gives all sequences back."""
 
     def __init__(self, backend: Backend, rng: random.Random) -> None:
         self._backend = backend

@@ -438,3 +438,16 @@ def test_ranks_that_prove_worthless_end_the_tree():
         seconds = StepSeconds(kept.tree.num_nodes, 4e-4, seconds_of(kept.tree.num_nodes, QUANTISED), 0.0)
         controller.observe([outcome], seconds)
     assert sum(branching[-50:]) < 10
+
+
+def test_a_combination_drafts_with_the_part_that_needs_no_start():
+    controller = auto()
+    controller.start_from(table(STAIRCASE).with_draft("both", DraftSeconds(request=1e-4, level=1e-3, pending=1e-3)))
+    traits = DraftTraits(starts_partly=True)
+    long, short = (
+        RequestSignal(number, "both", 30, 64, 100, pending, traits) for number, pending in ((0, 3000), (1, 9))
+    )
+    budget = controller.budget([long])[0]
+    assert budget == 16 and not Budget.lets_start(budget)
+    assert all(Budget.lets_start(item) for item in controller.budget([short]))
+    assert controller.budget([long._replace(sequence_id=2, traits=DraftTraits())]) == [0]

@@ -86,3 +86,13 @@ def test_a_recurrent_drafter_says_what_it_must_read():
     assert reading.drafter.pending(view) == 4
     reading.propose([view], [2])
     assert reading.drafter.pending(view) == 0
+
+
+def test_the_hybrid_drafts_without_its_other_part_where_it_may_not_start():
+    reading = Reading("hybrid:other=draft_model+model=near:threshold=99")
+    view = view_of([1, 2, 3, 1, 2, 3, 1, 2], 8)
+    proposal = reading.propose([view], [Budget(3, may_start=False)])[0]
+    assert proposal.tree.tokens[:2] == (2, 3)  # the suffix tree's, although it scores below the threshold
+    assert reading.drafter.pending(view) == 8 and reading.drafter.traits.starts_partly
+    reading.propose([view], [3])
+    assert reading.drafter.pending(view) <= 1
