@@ -28,6 +28,7 @@ from draftsmith.errors import OptionError
 _PROBE_NODES = 2
 _SETTLED_PENDING = 32  # tokens to read first that are no start: a spell without drafting, a rejected tail
 _START_SHARE = 0.05  # of a plain step, guessed for reading one token of a prompt, before any start was seen
+_VENTURE = 0.25  # of what is left to write: so much a first start may cost by that guess
 _ANSWER_TOKENS = 128.0  # how long an answer is taken to be, before any has ended
 _CURIOSITY = 16  # one in so many stops on the way is overruled, so that what lies there stays known
 
@@ -250,14 +251,16 @@ class GoodputController(Controller):
         plain = pricing.plain_seconds(self._num_requests)
         if plain <= 0.0:
             return False
-        each = drafter.cost.pending
-        start = signal.pending * (_START_SHARE * plain if each is None else each)
-        reaches = drafter.chain(request.odds, most)
-        nodes = [(reach, -depth, 0) for depth, reach in enumerate(reaches, start=1)]
-        choice = pricing.choose(nodes, self._num_requests, self._num_requests, drafter.cost, 1)
         # An answer that has gone on for long goes on for about as long again.
         expected = max(self._answers - request.emitted, 0.5 * request.emitted, 8.0)
         left = min(expected, float(signal.remaining or signal.max_draft + 1))
+        each = drafter.cost.pending
+        start = signal.pending * (_START_SHARE * plain if each is None else each)
+        if each is None and start <= _VENTURE * left * plain:
+            return True  # what a start really costs is worth knowing
+        reaches = drafter.chain(request.odds, most)
+        nodes = [(reach, -depth, 0) for depth, reach in enumerate(reaches, start=1)]
+        choice = pricing.choose(nodes, self._num_requests, self._num_requests, drafter.cost, 1)
         num_steps = left / (1.0 + sum(reaches[: choice.num_nodes]))
         rate = pricing.rate(self._num_requests) / self._num_requests
         return num_steps * choice.surplus / rate > start

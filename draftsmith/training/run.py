@@ -239,13 +239,15 @@ def _cached(job: Job, listener: Listener, together: Processes, tell: Callable[[s
     assert settings.cache is not None
     key = {
         "target": {"name": settings.model, "backend": settings.backend, "layers": spec.num_layers, "width": spec.width},
-        "taps": sorted(map(str, job.module.needs)),
         "max_len": settings.max_len,
     }
+    if not together.is_first:
+        together.meet()  # the first one makes the directory
     cached = CachedFeatures(settings.cache, job.corpus, job.kept, job.scorer, key)
-    stopped = False
     if together.is_first:
-        stopped = not cached.fill(lambda done, whole: tell(f"scored {done} of {whole} shards"), listener.stop)
+        together.meet()
+    told = tell if together.is_first else lambda line: None
+    stopped = not cached.fill(lambda done, whole: told(f"scored {done} of {whole} shards"), listener.stop, together.own)
     if together.any_of(stopped):
         raise DraftsmithError(f"stopped while {settings.cache} was filled; the same command goes on from there")
     return cached
