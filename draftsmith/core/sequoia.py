@@ -62,14 +62,16 @@ class TreeProgramme:
         self.depth = depth
 
     def _level(self, row: Sequence[float], below_M: npt.NDArray[np.float64], size: int) -> npt.NDArray[np.float64]:
+        can_be_M = below_M > -np.inf  # 0 times minus infinity is no number
         by_count = [np.full(size, -np.inf)]
         by_count[0][0] = 1.0
         last = [np.zeros(size, dtype=np.int64)]
         for chance in row:
+            gain_M = np.where(can_be_M, chance * np.where(can_be_M, below_M, 0.0), -np.inf)
             before_M, found_M, taken_M = by_count[-1], np.full(size, -np.inf), np.zeros(size, dtype=np.int64)
             for nodes in range(2, size + 1):
                 # The first children take `nodes - share` nodes with their parent, the last one `share`.
-                options = before_M[nodes - 2 :: -1] + chance * below_M[: nodes - 1]
+                options = before_M[nodes - 2 :: -1] + gain_M[: nodes - 1]
                 best = int(options.argmax())
                 found_M[nodes - 1], taken_M[nodes - 1] = options[best], best + 1
             by_count.append(found_M)

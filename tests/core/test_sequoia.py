@@ -55,6 +55,14 @@ def test_the_programme_equals_brute_force(seed, falling):
         assert len(found.paths) == num_drafted and found.depth <= depth
 
 
+def test_ranks_that_are_never_right():
+    """Zero chances met subtrees that do not exist: no number came out, and no tree."""
+    rows = [[0.6, 0.0], [0.5, 0.0]]
+    for num_drafted in range(1, 6):
+        best = max(value_of(tree, rows) for tree in every_tree(num_drafted, 2, 2))
+        assert best_tree(rows, num_drafted, 2).tokens == pytest.approx(best, abs=1e-12)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_taking_the_worthiest_node_is_the_same_where_chances_fall_with_the_rank(seed):
     rows = acceptances(seed, 4, 4, True)
