@@ -30,6 +30,7 @@ _SETTLED_PENDING = 32  # tokens to read first that are no start: a spell without
 _START_SHARE = 0.05  # of a plain step, guessed for reading one token of a prompt, before any start was seen
 _VENTURE = 0.25  # of what is left to write: so much a first start may cost by that guess
 _ANSWER_TOKENS = 128.0  # how long an answer is taken to be, before any has ended
+_LEAST_SHARE = 0.5  # a drafter's own probabilities are not calibrated: it may go on until well below what is needed
 _CURIOSITY = 16  # one in so many stops on the way is overruled, so that what lies there stays known
 
 
@@ -218,8 +219,9 @@ class GoodputController(Controller):
                 if self._is_tree and drafter.cost.is_timed:
                     budgets[index] = Budget(count, shapes[index])
                 elif alone and drafter.asks and drafter.cost.is_timed:
-                    budgets[index] = min(most, 2 * count + 1)  # stopped on the way where it is not worth it
+                    # Stopped on the way where it is not worth it, and inside the drafter's own call a little later.
                     self._stop = self._stop_for(request, count)
+                    budgets[index] = Budget(min(most, 2 * count + 1), least=_LEAST_SHARE * self._stop.least)
                 request.distance = self._options.probe_min
             elif request.plain_tokens >= request.distance and index in ready:
                 request.probing = True

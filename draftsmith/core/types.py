@@ -109,25 +109,38 @@ class Budget(int):
 
     `shape`: rank paths (candidate j below candidate i: (i, j)) in order of worth, as many as the number says; drafters
     that fill shapes (`DraftTraits`) draft this tree, others ignore it. `may_start`: False asks a drafter that has a
-    part without a start (`DraftTraits.starts_partly`) to draft with that part alone.
+    part without a start (`DraftTraits.starts_partly`) to draft with that part alone. `least`: a chain of point masses
+    that is drafted in one call may end where all of it together, by the draft's own account, is less likely than this.
     """
 
     shape: tuple[tuple[int, ...], ...] | None
     may_start: bool
+    least: float
 
     def __new__(
-        cls, num_nodes: int, shape: tuple[tuple[int, ...], ...] | None = None, *, may_start: bool = True
+        cls,
+        num_nodes: int,
+        shape: tuple[tuple[int, ...], ...] | None = None,
+        *,
+        may_start: bool = True,
+        least: float = 0.0,
     ) -> Self:
         assert shape is None or len(shape) == num_nodes, f"{num_nodes} nodes for a shape of {shape}"
         made = super().__new__(cls, num_nodes)
         made.shape = shape
         made.may_start = may_start
+        made.least = least
         return made
 
     @staticmethod
     def lets_start(budget: int) -> bool:
         """Whether the drafter may read what it lacks of the text."""
         return budget.may_start if isinstance(budget, Budget) else True
+
+    @staticmethod
+    def least_of(budget: int) -> float:
+        """Where a chain may end; 0 for a plain number."""
+        return budget.least if isinstance(budget, Budget) else 0.0
 
     @staticmethod
     def shape_of(budget: int) -> tuple[tuple[int, ...], ...] | None:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from draftsmith.core.types import DraftTraits, Proposal
+from draftsmith.core.types import Budget, DraftTraits, Proposal
 from draftsmith.core.view import SequenceView
 from draftsmith.drafters.base import Commit, Tap, TargetInfo
 from draftsmith.drafters.checkpoint import build_module, read_method
@@ -179,7 +179,8 @@ class RecurrentDrafter(TrainableDrafter):
                 drafts[place] = self._draft(view, min(budget, self._options.max_draft), below)
         if chains:
             depths = [min(budgets[place], self._options.max_draft) for place in chains]
-            found = self._greedy_chains([views[place] for place in chains], depths, keep_drafting)
+            least = min(Budget.least_of(budgets[place]) for place in chains)
+            found = self._greedy_chains([views[place] for place in chains], depths, keep_drafting, least)
             for place, proposal in zip(chains, found, strict=True):
                 proposals[place] = proposal
         if drafts:
@@ -201,12 +202,12 @@ class RecurrentDrafter(TrainableDrafter):
         return DrawnDraft(*shared, below=below, draft_ids=self._draft_ids)
 
     def _greedy_chains(
-        self, views: Sequence[SequenceView], depths: Sequence[int], keep_drafting: Callable[[float], bool]
+        self, views: Sequence[SequenceView], depths: Sequence[int], keep_drafting: Callable[[float], bool], least: float
     ) -> list[Proposal]:
         """Chains of the likeliest tokens, in one call: a point mass may be cut after it was drafted."""
         proposals = []
         groups = [self._catch_up(view) for view in views]
-        for view, found in zip(views, self._runner.chain(groups, depths), strict=True):
+        for view, found in zip(views, self._runner.chain(groups, depths, least), strict=True):
             draft = DrawnDraft(view, self._vocab_size, len(found.tokens), self._eos_ids)
             draft.accept_chain(found.tokens, found.probs, keep_drafting)
             proposals.append(draft.proposal())

@@ -96,3 +96,15 @@ def test_the_hybrid_drafts_without_its_other_part_where_it_may_not_start():
     assert reading.drafter.pending(view) == 8 and reading.drafter.traits.starts_partly
     reading.propose([view], [3])
     assert reading.drafter.pending(view) <= 1
+
+
+def test_a_chain_in_one_call_ends_where_it_is_no_longer_likely():
+    """The end is judged by the draft's own probabilities, and the token that goes below stays."""
+    view = prompt_view(SamplingParams())
+    long = Reading("eagle3:path=toy/eagle3").propose([view], [6])[0]
+    reach = [1.0]
+    for prob in long.confidence[1:]:
+        reach.append(reach[-1] * prob)
+    least = 0.5 * (reach[2] + reach[3])
+    short = Reading("eagle3:path=toy/eagle3").propose([view], [Budget(6, least=least)])[0]
+    assert short.tree.tokens == long.tree.tokens[:4]
