@@ -53,8 +53,9 @@ class GenerationParams:
             _require_int("logprobs", self.logprobs, 0, _MAX_LOGPROBS)
         if self.seed is not None:
             _require_int("seed", self.seed, None, None)
-        if self.latency_target is not None and not self.latency_target > 0:
-            raise OptionError(f"latency_target is {self.latency_target}; allowed: seconds per token above 0, or None")
+        target = self.latency_target
+        if target is not None and (isinstance(target, bool) or not isinstance(target, int | float) or not target > 0):
+            raise OptionError(f"latency_target is {target!r}; allowed: seconds per token above 0, or None")
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise OptionError(f"stop must hold non-empty strings, got {text!r}")
