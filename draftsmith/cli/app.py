@@ -166,7 +166,7 @@ add_command(
     "calibrate",
     CalibrateOptions,
     "draftsmith.cli.calibrate:run",
-    text="Measure what steps cost on this machine, for the draft lengths.",
+    text="Measure what steps cost on this machine.",
     example="draftsmith calibrate -m smollm2 -d draft_model:model=tiny.gguf",
 )
 add_command(
