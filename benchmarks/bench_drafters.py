@@ -1,9 +1,9 @@
-"""What the training-free drafters and the back-off controller cost per step.
+"""What the training-free drafters cost per step.
 
 N-gram: a proposal after each of NUM_STEPS new tokens at growing contexts, and the catch-up with a whole
 prompt. Suffix drafter: propose plus commit per token over its index, the global tree filled with seeded
-repetitive traffic. Back-off: budget, select and observe per step for batches of 1, 8 and 32. Medians and
-99th percentiles in microseconds of this process alone; the machine's load shows in the latter.
+repetitive traffic. Medians and 99th percentiles in microseconds of this process alone; the machine's load
+shows in the latter. Controllers: `bench_control.py`.
 
 Usage: python benchmarks/bench_drafters.py [--steps N] [--global-tokens N] [--json FILE]
 """
@@ -14,7 +14,6 @@ import argparse
 import itertools
 import json
 import platform
-import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,12 +22,9 @@ from typing import TypeVar
 
 from repetitive_tokens import traffic
 
-from draftsmith.control.backoff import BackoffController, BackoffOptions
-from draftsmith.control.base import RequestOutcome, RequestSignal, StepSeconds
 from draftsmith.core.random import RequestRandom
 from draftsmith.core.sampling import Sampler, SamplingParams
-from draftsmith.core.tree import chain
-from draftsmith.core.types import Proposal, Verdict
+from draftsmith.core.types import Verdict
 from draftsmith.core.view import SequenceView
 from draftsmith.drafters.base import Commit, Drafter, TargetInfo
 from draftsmith.drafters.ngram import NgramDrafter, NgramOptions
@@ -142,38 +138,6 @@ def bench_suffix(global_tokens: int, num_steps: int, tree: bool) -> dict[str, tu
     return timings.summary()
 
 
-def bench_backoff(batch: int, probability: float, num_steps: int) -> dict[str, tuple[float, float]]:
-    """Steps in which every request gets a chain of 16 whose tokens are right with a probability."""
-    rng, controller, timings = random.Random(0), BackoffController(BackoffOptions()), Timings()
-    signals = [RequestSignal(number, "retrieval", 64, 100) for number in range(batch)]
-    for _ in range(num_steps):
-        budgets = controller.budget(signals)
-        timings.time("budget", controller.budget, signals)
-        lengths = [next(place for place in itertools.count() if rng.random() >= probability) for _ in signals]
-        proposals = [
-            Proposal(
-                chain(0, [place if place < length else 99 for place in range(budget)]),
-                confidence=(1.0, *[0.8] * budget),
-            )
-            for budget, length in zip(budgets, lengths, strict=True)
-            if budget
-        ]
-        selected = timings.time("select", controller.select, proposals) if proposals else []
-        drafts, rows, outcomes = iter(selected), batch, []
-        for number, (budget, length) in enumerate(zip(budgets, lengths, strict=True)):
-            drafted = next(drafts).tree.num_drafted if budget else 0
-            accepted = min(drafted, length)
-            rows += drafted
-            outcomes.append(
-                RequestOutcome(
-                    number, "retrieval", drafted, drafted, accepted, accepted + 1, tuple(range(accepted + 1))
-                )
-            )
-        seconds = StepSeconds(rows, 5e-6 * batch, 5e-3 + 1e-4 * rows, 1e-4)
-        timings.time("observe", controller.observe, outcomes, seconds)
-    return timings.summary()
-
-
 def main() -> None:
     """Run everything and print a line per part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -187,10 +151,6 @@ def main() -> None:
     for tree in (False, True):
         name = f"suffix {'tree' if tree else 'path'}, {options.global_tokens} tokens in the global tree"
         results[name] = bench_suffix(options.global_tokens, options.steps, tree)
-    for batch, probability in ((1, 0.0), (1, 0.5), (1, 0.9), (8, 0.5), (32, 0.5)):
-        results[f"backoff, {batch} requests, {probability:.0%} right"] = bench_backoff(
-            batch, probability, options.steps
-        )
     for name, parts in results.items():
         figures = "; ".join(f"{part} {median:.1f} us (p99 {high:.1f})" for part, (median, high) in parts.items())
         print(f"{name}: {figures}")

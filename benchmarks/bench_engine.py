@@ -28,7 +28,7 @@ from tests.models.fakes import tiny_backend
 VOCAB = 49152
 NUM_TOKENS = 200
 ORACLE = "tests.engine.fakes:OracleDrafter:wrong_every=5"
-ARMS = [("none", "fixed"), (ORACLE, "fixed:num_draft=6"), (ORACLE, "backoff")]
+ARMS = [("none", "fixed"), (ORACLE, "fixed:num_draft=6"), (ORACLE, "auto")]
 SAMPLINGS = {
     "greedy": {},
     "temperature 0.8, top-p 0.95": {"temperature": 0.8, "top_p": 0.95, "seed": 1},

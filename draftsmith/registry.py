@@ -40,7 +40,12 @@ DRAFTERS: Mapping[str, str] = types.MappingProxyType(
 CONTROLLERS: Mapping[str, str] = types.MappingProxyType(
     {
         "fixed": "draftsmith.control.fixed:FixedController",
-        "backoff": "draftsmith.control.backoff:BackoffController",
+        "ema": "draftsmith.control.ema:EmaController",
+        "heuristic": "draftsmith.control.heuristic:HeuristicController",
+        "bandit": "draftsmith.control.bandit:BanditController",
+        "prefix-scheduler": "draftsmith.control.prefix_scheduler:PrefixSchedulerController",
+        "goodput": "draftsmith.control.goodput:GoodputController",
+        "auto": "draftsmith.control.goodput:GoodputController",
     }
 )
 RULES: Mapping[str, str] = types.MappingProxyType(

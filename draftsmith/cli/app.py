@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
+from draftsmith.cli.calibrate_options import CalibrateOptions
 from draftsmith.cli.commands import PlainGroup, add_command
 from draftsmith.cli.data_options import PrepareOptions, RegenerateOptions, SynthOptions
 from draftsmith.cli.interrupts import INTERRUPTED, keep_interrupts
@@ -160,6 +161,14 @@ add_command(
     "draftsmith.cli.train:run",
     text="Train a drafter for a model.",
     example="draftsmith train --method eagle3 --model smollm2 --data d -o e",
+)
+add_command(
+    app,
+    "calibrate",
+    CalibrateOptions,
+    "draftsmith.cli.calibrate:run",
+    text="Measure what steps cost on this machine.",
+    example="draftsmith calibrate -m smollm2 -d draft_model:model=tiny.gguf",
 )
 add_command(
     app,

@@ -48,7 +48,7 @@ def load_engine(choice: EngineChoice, *, drafter: str) -> Engine:
 
     Raises `UserError`s for everything that is wrong with the model, the drafter or the choice.
     """
-    with _notice(f"loading {choice.model} ..."):
+    with loading_notice(f"loading {choice.model} ..."):
         from draftsmith.engine.engine import Engine
 
         return Engine.load(
@@ -68,7 +68,7 @@ def load_arms(choice: EngineChoice, drafters: Sequence[str], *, concurrency: int
     Each has its own drafter, controller and cache, so none learns from another; prefix reuse is off.
     Raises `UserError`s as `load_engine` does.
     """
-    with _notice(f"loading {choice.model} ..."):
+    with loading_notice(f"loading {choice.model} ..."):
         from draftsmith.engine.engine import Engine, EngineSettings
 
         load = _loader(choice)
@@ -89,7 +89,7 @@ def load_audited(
 
     All over the same weights. Raises `UserError`s as `load_engine` does.
     """
-    with _notice(f"loading {choice.model} ..."):
+    with loading_notice(f"loading {choice.model} ..."):
         from draftsmith.bench.audit_subject import EngineAudited, Target, plain_of
         from draftsmith.engine.engine import Engine, EngineSettings
 
@@ -106,7 +106,7 @@ def load_for_texts(choice: RuntimeChoice, model: str, *, drafter: str, batch: in
 
     Raises `UserError`s as `load_engine` does, and `DataError` for a model without a chat template.
     """
-    with _notice(f"loading {model} ..."):
+    with loading_notice(f"loading {model} ..."):
         from draftsmith.bench.own_arm import OwnArm
         from draftsmith.cli.answering import ArmAnswerer
         from draftsmith.engine.engine import Engine, EngineSettings
@@ -163,7 +163,8 @@ def checked_text(text: str, where: str) -> str:
 
 
 @contextmanager
-def _notice(text: str) -> Iterator[None]:
+def loading_notice(text: str) -> Iterator[None]:
+    """On a terminal, a line on stderr while something is loaded."""
     if not sys.stderr.isatty():
         yield
         return

@@ -59,8 +59,9 @@ class RuntimeOptions:
     """How the model runs."""
 
     controller: Annotated[
-        str, Option("--controller", metavar="NAME", help="Draft lengths: backoff or fixed", rich_help_panel=_MODEL)
-    ] = "backoff"
+        str,
+        Option("--controller", metavar="NAME", help="Draft lengths: auto, fixed and others", rich_help_panel=_MODEL),
+    ] = "auto"
     backend: Annotated[
         str, Option("--backend", metavar="NAME", help="native, reference, or auto", rich_help_panel=_MODEL)
     ] = "auto"

@@ -1,8 +1,9 @@
 """How likely a drafted node is to be accepted once its parent is, learned from what became of earlier ones.
 
 Used by controllers. `Calibration` belongs to a drafter and is shared by all requests: it says what a
-drafter's confidence is worth at a depth. `RequestOdds` belongs to a request and says how much better or
-worse this request does than the calibration expects. Both forget, so both follow a change of regime.
+drafter's confidence is worth at a depth; `RankAcceptance` what its second and later candidates are worth.
+`RequestOdds` belongs to a request and says how much better or worse this request does than the calibration
+expects. All forget, so all follow a change of regime.
 Invariant: every estimate lies strictly between 0 and 1.
 """
 
@@ -17,12 +18,18 @@ Trial: TypeAlias = tuple[int, bool]
 _NUM_CONFIDENCES = 10
 _DEPTH_CLASS = (0, 0, 1, 2, 2, 3)  # depths 1, 2, 3-4, 5 and more
 _NUM_DEPTHS = 4
+_FIRST_DEPTH = (1, 2, 3, 5)  # of each class
 _FIRST_CELL = tuple(depth_class * _NUM_CONFIDENCES for depth_class in _DEPTH_CLASS)
 _DEEPEST = len(_DEPTH_CLASS) - 1
 _PRIOR = 0.5  # acceptance assumed before anything was seen
 _PRIOR_WEIGHT = 4.0  # trials it weighs as much as
 _CELL_WEIGHT = 10.0  # trials of a cell that weigh as much as all of its depth
 _CELL_MEMORY = 0.98  # share of a cell's trials kept per further trial
+NUM_RANKS = 6
+"""Siblings that are told apart; later ones are not worth drafting."""
+_SECOND_SHARE = 0.35  # of what the first child misses, guessed for the second one
+_LATER_SHARE = 0.5  # of a child's chance, guessed for the one after it
+_RANK_WEIGHT = 20.0  # trials that the guess weighs as much as
 _ODDS_WEIGHT = 5.0  # trials that hold a request to the calibration
 _ODDS_MEMORY = 0.95  # share of a request's trials kept per further trial
 
@@ -60,20 +67,26 @@ class RequestOdds:
 class Calibration:
     """Observed acceptance of one drafter by depth and confidence."""
 
-    __slots__ = ("_accepted", "_by_depth", "_depth_accepted", "_depth_trials", "_trials")
+    __slots__ = ("_accepted", "_by_depth", "_depth_accepted", "_depth_trials", "_prior", "_trials")
 
-    def __init__(self) -> None:
+    def __init__(self, accuracies: Sequence[Sequence[float]] | None = None) -> None:
+        """`accuracies[depth][rank]`: measured on calibration texts, where somebody has."""
+        self._prior = [accuracies[min(depth, len(accuracies)) - 1][0] for depth in _FIRST_DEPTH] if accuracies else None
         num_cells = _NUM_DEPTHS * _NUM_CONFIDENCES
         self._trials = [0.0] * num_cells
         self._accepted = [0.0] * num_cells
         self._depth_trials = [0.0] * _NUM_DEPTHS
         self._depth_accepted = [0.0] * _NUM_DEPTHS
-        self._by_depth = [_PRIOR] * _NUM_DEPTHS
+        self._by_depth = [_inside(chance) for chance in self._prior] if self._prior else [_PRIOR] * _NUM_DEPTHS
 
     def probability(self, cell: int) -> float:
         """Estimated P(accepted | parent accepted) of a node in a cell."""
         expected = _CELL_WEIGHT * self._by_depth[cell // _NUM_CONFIDENCES]
         return (self._accepted[cell] + expected) / (self._trials[cell] + _CELL_WEIGHT)
+
+    def by_depth(self, depth: int) -> float:
+        """Estimated P(accepted | parent accepted) at a depth, whatever the confidence."""
+        return self._by_depth[_DEPTH_CLASS[depth] if depth < _DEEPEST else _DEPTH_CLASS[_DEEPEST]]
 
     def plan(self, odds: RequestOdds, depth: int, least: float) -> list[float]:
         """P(accepted) of the nodes of a chain not drafted yet, `depth` of them or down to one below `least`."""
@@ -128,5 +141,60 @@ class Calibration:
         # A depth not seen yet is guessed from the one above it, which is reached more often.
         above = _PRIOR
         for depth in range(_NUM_DEPTHS):
+            if self._prior:
+                above = _inside(self._prior[depth])
             above = (depth_accepted[depth] + _PRIOR_WEIGHT * above) / (depth_trials[depth] + _PRIOR_WEIGHT)
             self._by_depth[depth] = above
+
+
+@final
+class RankAcceptance:
+    """How often the second and later children of a node are the ones accepted, given that the node was.
+
+    Rank 0 is the calibration's. What was not seen is guessed: the second child gets a share of what the first one
+    misses, each later one a share of the one before.
+    """
+
+    __slots__ = ("_accepted", "_accuracies", "_trials", "version")
+
+    def __init__(self, accuracies: Sequence[Sequence[float]] | None = None) -> None:
+        self._accuracies = accuracies
+        self._trials = [[0.0] * NUM_RANKS for _ in range(_NUM_DEPTHS)]
+        self._accepted = [[0.0] * NUM_RANKS for _ in range(_NUM_DEPTHS)]
+        self.version = 0
+        """Grows with what was seen."""
+
+    def table(self, calibration: Calibration, factor: float, num_depths: int) -> list[list[float]]:
+        """P(this child is the accepted one | parent accepted) by depth and rank, for a request whose odds are better
+        by `factor`.
+        """
+        rows = []
+        for depth in range(1, num_depths + 1):
+            level = _DEPTH_CLASS[depth] if depth < _DEEPEST else _DEPTH_CLASS[_DEEPEST]
+            first = calibration.by_depth(depth)
+            better = first * factor / (first * factor + 1.0 - first)
+            missed, guess = 1.0 - first, first
+            row = [better]
+            for rank in range(1, NUM_RANKS):
+                guess = _SECOND_SHARE * missed if rank == 1 else _LATER_SHARE * guess
+                if self._accuracies is not None:
+                    measured = self._accuracies[min(depth, len(self._accuracies)) - 1]
+                    guess = measured[rank] if rank < len(measured) else _LATER_SHARE * guess
+                weight = self._trials[level][rank] + _RANK_WEIGHT
+                guess = (self._accepted[level][rank] + _RANK_WEIGHT * guess) / weight
+                row.append(min(guess * (1.0 - better) / max(missed, 1e-3), 1.0 - better))
+            rows.append(row)
+        return rows
+
+    def observe(self, depth: int, rank: int, accepted: bool) -> None:
+        """A child of rank 1 or more was put to the test."""
+        if rank >= NUM_RANKS:
+            return
+        level = _DEPTH_CLASS[depth] if depth < _DEEPEST else _DEPTH_CLASS[_DEEPEST]
+        self._trials[level][rank] = _CELL_MEMORY * self._trials[level][rank] + 1.0
+        self._accepted[level][rank] = _CELL_MEMORY * self._accepted[level][rank] + accepted
+        self.version += 1
+
+
+def _inside(chance: float) -> float:
+    return min(max(chance, 0.01), 0.99)

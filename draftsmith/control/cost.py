@@ -1,4 +1,4 @@
-"""What a step costs, learned from the steps seen: seconds by rows, and seconds per drafted depth or token.
+"""What a step costs, as controllers see it while they run: seconds by rows, and per drafted depth, token or start.
 
 Used by controllers; reads no clock. Wall time drifts (load, longer contexts) for all row counts alike, so a
 fast common scale is kept apart from a slow relative cost per row count. That relative cost is a staircase
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from typing import final
+from typing import Protocol, final
+
+from draftsmith.control.cost_table import CostTable
 
 KNOTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 15, 17, 21, 25, 33, 49, 65, 97, 129, 193, 257, 385, 513, 1025, 2049)
 """Row counts at which the cost of a step is estimated; between two of them the upper one counts."""
@@ -33,9 +35,88 @@ def knot_of(rows: int) -> int:
     return _KNOT_OF_ROWS[rows] if rows <= KNOTS[-1] else len(KNOTS) - 1
 
 
+class Rows(Protocol):
+    """Seconds of a forward by the number of rows, as `scale * relative[knot]`."""
+
+    relative: list[float]
+    scale: float
+    num_explored: int
+
+    def seconds(self, rows: int) -> float:
+        """Estimated seconds of a forward of `rows` rows."""
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """A forward of `rows` rows took `seconds`."""
+
+    def set_context(self, context: float, requests: int) -> None:
+        """What the next step scores: rows of so many requests behind a mean context."""
+
+
+@final
+class CalibratedRows:
+    """Row costs where they have been measured: the table's staircase at the step's context, times what is seen.
+
+    A common scale follows load; a slow correction per knot follows what the table does not know. Nothing is explored:
+    every row count has been measured.
+    """
+
+    __slots__ = (
+        "_base",
+        "_context",
+        "_correction",
+        "_mean",
+        "_requests",
+        "_table",
+        "num_explored",
+        "relative",
+        "scale",
+    )
+
+    def __init__(self, table: CostTable) -> None:
+        self._table = table
+        self._correction = [1.0] * len(KNOTS)
+        self._mean = 1.0  # of the corrections of what is seen: load belongs to the scale, not to the one row count seen
+        self._context = -1.0
+        self._requests = 0
+        self._base: list[float] = []
+        self.num_explored = KNOTS[-1]
+        self.scale = 1.0
+        """Seconds per second of the table."""
+        self.relative: list[float] = []
+        """Seconds of the table per knot at the current context, corrected."""
+        self.set_context(table.contexts[0], 1)
+
+    def seconds(self, rows: int) -> float:
+        return self.scale * self.relative[knot_of(rows)]
+
+    def set_context(self, context: float, requests: int) -> None:
+        if requests == self._requests and abs(context - self._context) <= 0.05 * self._context:
+            return
+        self._context, self._requests = context, requests
+        self._base = [self._table.verify_seconds(rows, context, requests) for rows in KNOTS]
+        self._correct()
+
+    def observe(self, rows: int, seconds: float) -> None:
+        knot = knot_of(rows)
+        believed = self.relative[knot]
+        ratio = min(max(seconds / (self.scale * believed), 0.5), 2.0)
+        self.scale *= 1.0 + 0.2 * (ratio - 1.0)
+        if KNOTS[knot] == rows:
+            self._correction[knot] *= 1.0 + 0.01 * (ratio - 1.0)
+            self._mean += 0.1 * (self._correction[knot] - self._mean)
+            self._correct()
+
+    def _correct(self) -> None:
+        floor, relative = 0.0, []
+        for base, correction in zip(self._base, self._correction, strict=True):
+            floor = max(base * correction / self._mean, floor)
+            relative.append(floor)
+        self.relative = relative
+
+
 @final
 class RowCost:
-    """Seconds of a forward by the number of rows, as `scale * relative[knot]`."""
+    """`Rows` that nobody has measured: they are learned from the steps seen."""
 
     __slots__ = ("_counts", "_estimates", "_last_seen", "_num_steps", "num_explored", "relative", "scale")
 
@@ -54,6 +135,9 @@ class RowCost:
     def seconds(self, rows: int) -> float:
         """Estimated seconds of a forward of `rows` rows."""
         return self.scale * self.relative[knot_of(rows)]
+
+    def set_context(self, context: float, requests: int) -> None:
+        """Longer contexts slow all row counts alike, as far as this knows: the common scale follows them."""
 
     def observe(self, rows: int, seconds: float) -> None:
         """A forward of `rows` rows took `seconds`."""
@@ -176,3 +260,48 @@ class PlaneCost:
         elif a < 0.0:
             a, b = 0.0, s2y / (s22 + ridge)
         self.first, self.second = a, b
+
+
+@final
+class DraftCost:
+    """Seconds of drafting: per request asked, per pass, and per token that a drafter must read before it can start.
+
+    `is_timed`: it has been seen, or measured at calibration. `pending` is None until a start has been seen.
+    """
+
+    __slots__ = ("_plane", "is_timed", "pending")
+
+    def __init__(self) -> None:
+        self._plane = PlaneCost()
+        self.is_timed = False
+        self.pending: float | None = None
+
+    @property
+    def request(self) -> float:
+        """Seconds per request asked."""
+        return self._plane.first
+
+    @property
+    def level(self) -> float:
+        """Seconds per pass."""
+        return self._plane.second
+
+    def start_from(self, request: float, level: float, pending: float) -> None:
+        """What calibration found, worth as much as eight steps."""
+        for requests, passes in ((1, 1), (1, 4), (4, 1), (4, 4)) * 2:
+            self._plane.observe(requests, passes, request * requests + level * passes)
+        self.is_timed, self.pending = True, pending
+
+    def seconds(self, requests: int, passes: int) -> float:
+        """Drafting in the middle of a spell."""
+        return self._plane.first * requests + self._plane.second * passes
+
+    def observe(self, requests: int, passes: int, seconds: float) -> None:
+        """Drafting took `seconds`, and nobody had much to read first."""
+        self._plane.observe(requests, passes, seconds)
+        self.is_timed = True
+
+    def observe_start(self, pending: int, seconds: float) -> None:
+        """Reading `pending` tokens took `seconds` beyond drafting itself."""
+        each = max(seconds, 0.0) / pending
+        self.pending = each if self.pending is None else self.pending + 0.3 * (each - self.pending)

@@ -200,6 +200,33 @@ def cut(proposal: Proposal, max_drafted: int) -> Proposal:
     )
 
 
+def shorten(proposal: Proposal, num_drafted: int) -> Proposal:
+    """The first `num_drafted` nodes of a chain, drawn tokens included.
+
+    Sound for drawn tokens only if the number was chosen without a look at the tokens that go: from confidences judged
+    before the draw, stopping at the first node that fails. `UnsoundError` for what cannot have been chosen so.
+    """
+    tree = proposal.tree
+    if num_drafted >= tree.num_drafted:
+        return proposal
+    if proposal.kind is ProposalKind.POINT_MASS:
+        return cut(proposal, num_drafted)
+    if not proposal.foreseen or not is_chain(tree.parents):
+        raise UnsoundError(
+            f"a proposal of kind {proposal.kind.value} cannot be shortened from {tree.num_drafted} to {num_drafted} "
+            "nodes: only a chain whose confidences were judged before the draws can"
+        )
+    if num_drafted == 0:
+        return Proposal.empty(tree.tokens[0])
+    end = num_drafted + 1
+    return replace(
+        proposal,
+        tree=Tree(tree.tokens[:end], tree.parents[:end]),
+        laws={node: law for node, law in proposal.laws.items() if node < num_drafted},
+        confidence=None if proposal.confidence is None else proposal.confidence[:end],
+    )
+
+
 def _most_probable(parents: Sequence[int], confidence: Sequence[float], num_nodes: int) -> list[int]:
     """The `num_nodes` nodes of largest path product, ascending; a parent never ranks below its child."""
     reach = [1.0] * len(parents)

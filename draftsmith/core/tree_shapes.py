@@ -48,26 +48,33 @@ def best_paths(accuracies: Sequence[Sequence[float]], num_nodes: int) -> list[Ra
     rank. Nodes of no worth are left out. Chances must fall with the rank, as measured ones do up to noise: a better
     later rank counts as much as the rank before it.
     """
-    falling = [_falling(row) for row in accuracies]
-    paths: list[RankPath] = []
-    frontier: list[tuple[float, int, RankPath]] = []
+    return [path for _, path in best_nodes(accuracies, num_nodes)]
 
-    def offer(path: RankPath, parent_worth: float) -> None:
+
+def best_nodes(
+    accuracies: Sequence[Sequence[float]], num_nodes: int, least: float = 0.0
+) -> list[tuple[float, RankPath]]:
+    """`best_paths` with each node's worth, in order of worth; nodes not worth more than `least` are left out."""
+    falling = [_falling(row) for row in accuracies]
+    found: list[tuple[float, RankPath]] = []
+    frontier: list[tuple[float, int, RankPath]] = []
+    worth_of: dict[RankPath, float] = {(): 1.0}
+
+    def offer(path: RankPath) -> None:
         depth, rank = len(path) - 1, path[-1]
         if depth < len(falling) and rank < len(falling[depth]):
-            worth = parent_worth * falling[depth][rank]
-            if worth > 0:
+            worth = worth_of[path[:-1]] * falling[depth][rank]
+            if worth > least:
                 heapq.heappush(frontier, (-worth, len(path), path))
 
-    worth_of: dict[RankPath, float] = {(): 1.0}
-    offer((0,), 1.0)
-    while frontier and len(paths) < num_nodes:
+    offer((0,))
+    while frontier and len(found) < num_nodes:
         negative, _, path = heapq.heappop(frontier)
-        paths.append(path)
+        found.append((-negative, path))
         worth_of[path] = -negative
-        offer((*path, 0), -negative)
-        offer((*path[:-1], path[-1] + 1), worth_of[path[:-1]])
-    return paths
+        offer((*path, 0))
+        offer((*path[:-1], path[-1] + 1))
+    return found
 
 
 def _falling(row: Sequence[float]) -> list[float]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 
@@ -87,18 +88,80 @@ class Proposal:
     """What a drafter proposes below the root of one sequence.
 
     `laws[node]` is the law from which the children of `node` were really drawn (empty for
-    POINT_MASS); `confidence[node]` optionally estimates P(node accepted | parent accepted).
+    POINT_MASS); `confidence[node]` optionally estimates P(node accepted | parent accepted). `foreseen`: every
+    confidence was judged before its own token was drawn, from what came before it.
     """
 
     tree: Tree
     kind: ProposalKind = ProposalKind.POINT_MASS
     laws: Mapping[int, Law] = field(default_factory=dict)
     confidence: tuple[float, ...] | None = None
+    foreseen: bool = False
 
     @staticmethod
     def empty(root: int) -> Proposal:
         """The proposal of a drafter that drafts nothing."""
         return Proposal(Tree((root,), (-1,)))
+
+
+class Budget(int):
+    """Nodes a request may draft below the root. A plain number leaves their shape to the drafter.
+
+    `shape`: rank paths (candidate j below candidate i: (i, j)) in order of worth, as many as the number says; drafters
+    that fill shapes (`DraftTraits`) draft this tree, others ignore it. `may_start`: False asks a drafter that has a
+    part without a start (`DraftTraits.starts_partly`) to draft with that part alone. `least`: a chain of point masses
+    that is drafted in one call may end where all of it together, by the draft's own account, is less likely than this.
+    """
+
+    shape: tuple[tuple[int, ...], ...] | None
+    may_start: bool
+    least: float
+
+    def __new__(
+        cls,
+        num_nodes: int,
+        shape: tuple[tuple[int, ...], ...] | None = None,
+        *,
+        may_start: bool = True,
+        least: float = 0.0,
+    ) -> Self:
+        assert shape is None or len(shape) == num_nodes, f"{num_nodes} nodes for a shape of {shape}"
+        made = super().__new__(cls, num_nodes)
+        made.shape = shape
+        made.may_start = may_start
+        made.least = least
+        return made
+
+    @staticmethod
+    def lets_start(budget: int) -> bool:
+        """Whether the drafter may read what it lacks of the text."""
+        return budget.may_start if isinstance(budget, Budget) else True
+
+    @staticmethod
+    def least_of(budget: int) -> float:
+        """Where a chain may end; 0 for a plain number."""
+        return budget.least if isinstance(budget, Budget) else 0.0
+
+    @staticmethod
+    def shape_of(budget: int) -> tuple[tuple[int, ...], ...] | None:
+        """The shape that comes with a budget, None for a plain number."""
+        return budget.shape if isinstance(budget, Budget) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftTraits:
+    """What a drafter says of itself once; controllers decide by it.
+
+    `fills_shapes`: it drafts the tree that a `Budget` names. `max_depth`: longest path it can draft, None for any.
+    `starts_partly`: a part of it drafts without reading what it lacks (a suffix tree beside a model).
+    `rank_accuracies`: `[depth][rank]`, how often the candidate of that rank was right on calibration texts given that
+    its parent was, None if nobody has measured.
+    """
+
+    fills_shapes: bool = False
+    max_depth: int | None = None
+    starts_partly: bool = False
+    rank_accuracies: tuple[tuple[float, ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

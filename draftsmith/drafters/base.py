@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
 
-from draftsmith.core.types import Proposal, Verdict
+from draftsmith.core.types import DraftTraits, Proposal, Verdict
 from draftsmith.core.view import SequenceView
 from draftsmith.models.backend import Backend
 
@@ -72,6 +72,8 @@ class Drafter(ABC):
     """False: never proposes anything, so the engine does not ask."""
     needs: frozenset[Tap] = frozenset()
     """Taps of the target this drafter wants in `Commit.taps`."""
+    traits: DraftTraits = DraftTraits()
+    """What it can do, for whoever decides how much it drafts."""
     bytes_per_token: int = 0
     """Memory this drafter needs per token of a live sequence; counts in admission like the target's."""
 
@@ -90,8 +92,13 @@ class Drafter(ABC):
         """Draft below each view's root, at most `budgets[i] >= 1` nodes.
 
         `keep_drafting(confidence)` may be asked before each further token, with an estimate in [0, 1]
-        that does not look at a sampled token that could still be dropped.
+        that does not look at a sampled token that could still be dropped. A drafter whose `traits` say that it fills
+        shapes drafts the tree that a `Budget` names, where the request's rule verifies trees.
         """
+
+    def pending(self, view: SequenceView) -> int:
+        """Tokens of a sequence that must be read before it can be drafted for; small or 0 in the middle of a spell."""
+        return 0
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Hear what a step settled. Called for every step of a sequence, prompt chunks included."""

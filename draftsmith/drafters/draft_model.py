@@ -16,10 +16,11 @@ from typing import Self, final
 
 import torch
 
-from draftsmith.core.types import Proposal
+from draftsmith.core.types import DraftTraits, Proposal
 from draftsmith.core.view import SequenceView
 from draftsmith.drafters.base import TargetInfo
-from draftsmith.drafters.drafting import DrawnDraft, parse_levels
+from draftsmith.drafters.drafting import DrawnDraft
+from draftsmith.drafters.shapes import AUTO, Shapes, option_paths
 from draftsmith.drafters.student import StudentModule
 from draftsmith.drafters.trainable import TrainableDrafter
 from draftsmith.drafters.vocabulary import VocabularyMap, map_vocabularies
@@ -33,26 +34,21 @@ _CATCH_UP_ROWS = 512
 class ModelOptions:
     """Options of the standalone draft model.
 
-    `model`: a model name as for the target. `max_draft`: most nodes of a proposal. `tree`: children per
-    level, as in "3x2x1"; None drafts a chain, and so do requests whose rule verifies chains alone.
+    `model`: a model name as for the target. `max_draft`: most nodes of a proposal. `tree`: "auto" (what the
+    controller asks for), "chain", or children per level, as in "3x2x1". Requests whose rule verifies chains alone
+    get chains.
     """
 
     model: str = ""
-    max_draft: int = 8
-    tree: str | None = None
+    max_draft: int = 16
+    tree: str = AUTO
 
     def __post_init__(self) -> None:
         if not self.model:
             raise OptionError("draft_model needs a model: write draft_model:model=NAME")
         if self.max_draft < 1:
             raise OptionError(f"draft_model: max_draft is {self.max_draft}; it must be at least 1")
-        if self.tree is not None:
-            parse_levels(self.tree)
-
-    @property
-    def levels(self) -> tuple[int, ...] | None:
-        """Children per level, or None for a chain."""
-        return parse_levels(self.tree) if self.tree else None
+        option_paths(self.tree, self.max_draft)
 
 
 @dataclass(slots=True)
@@ -96,6 +92,8 @@ class ModelDrafter(TrainableDrafter):
         self._vocabulary = vocabulary
         self._vocab_size = target.vocab_size
         self._eos_ids = target.eos_ids
+        self._shapes = Shapes(option_paths(options.tree, options.max_draft), options.max_draft)
+        self.traits = DraftTraits(fills_shapes=options.tree == AUTO)
         self._known: dict[int, _Known] = {}
         # Slots grow by doubling, so a token may hold twice its rows.
         self.bytes_per_token = 2 * self._cache.bytes_per_token
@@ -118,7 +116,13 @@ class ModelDrafter(TrainableDrafter):
         """Chains, or trees of the chosen shape; shorter near the draft model's own context limit."""
         options = self._options
         drafts = [
-            DrawnDraft(view, self._vocab_size, min(budget, options.max_draft), self._eos_ids, levels=options.levels)
+            DrawnDraft(
+                view,
+                self._vocab_size,
+                min(budget, options.max_draft),
+                self._eos_ids,
+                below=self._shapes.below(budget),
+            )
             for view, budget in zip(views, budgets, strict=True)
         ]
         for draft in drafts:
@@ -135,6 +139,11 @@ class ModelDrafter(TrainableDrafter):
                 if active:
                     rows = self._score_level(active)
         return [draft.proposal() for draft in drafts]
+
+    def pending(self, view: SequenceView) -> int:
+        """What its cache lacks: the whole text before the first proposal, a token or two from then on."""
+        held = self._cache.committed(view.sequence_id) if view.sequence_id in self._cache else 0
+        return max(len(view.tokens) - held, 0)
 
     def fork(self, source: int, copy: int, length: int) -> None:
         """The copy starts from the verified rows the source's draft cache holds."""
@@ -219,7 +228,7 @@ class ModelDrafter(TrainableDrafter):
         groups, kept = [], []
         for draft in drafts:
             ids = [spelled[0] for spelled in self._vocabulary.tokens_to_draft(draft.growth.tokens[1:])]
-            if draft.levels is None:
+            if not draft.is_tree:
                 # A chain stays in the cache: likely it will be emitted.
                 groups.append(RowGroup(draft.view.sequence_id, ids[-1:], (-1,), 0))
                 kept.append(range(1))
@@ -233,7 +242,7 @@ class ModelDrafter(TrainableDrafter):
             self._cache.keep(group.sequence_id, path)
         # A tree's rows go on from the level's first node to the last, ends included.
         return [
-            rows if draft.levels is None else rows[[node - draft.level[0] for node in draft.level]]
+            rows if not draft.is_tree else rows[[node - draft.level[0] for node in draft.level]]
             for draft, rows in zip(drafts, logits, strict=True)
         ]
 

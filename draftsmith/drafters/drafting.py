@@ -18,14 +18,7 @@ import torch
 from draftsmith.core.types import Proposal
 from draftsmith.core.view import SequenceView
 from draftsmith.drafters.growth import Growth, verifies_trees
-from draftsmith.errors import OptionError
-
-
-def parse_levels(text: str) -> tuple[int, ...]:
-    """Children per level, written like 3x2x1. Raises `OptionError`."""
-    if not all(part.isdigit() and int(part) > 0 for part in text.split("x")):
-        raise OptionError(f"tree is {text!r}; write children per level, like 3x2x1")
-    return tuple(int(part) for part in text.split("x"))
+from draftsmith.drafters.shapes import Below
 
 
 class Draft(ABC):
@@ -59,7 +52,10 @@ class Draft(ABC):
 
 @final
 class DrawnDraft(Draft):
-    """A chain (`levels` None), or so many children per level, drawn as the request's rule wants them."""
+    """A chain (`below` None), or a tree of a known shape, drawn as the request's rule wants it.
+
+    `below`: children of each node of the shape; ignored where the rule verifies chains alone.
+    """
 
     def __init__(
         self,
@@ -68,21 +64,28 @@ class DrawnDraft(Draft):
         budget: int,
         eos_ids: frozenset[int],
         *,
-        levels: tuple[int, ...] | None = None,
+        below: Below | None = None,
         draft_ids: torch.Tensor | None = None,
     ) -> None:
-        self.levels = levels if verifies_trees(view.sampler) else None
-        growth = Growth(view, vocab_size, branches=self.levels is not None, draft_ids=draft_ids)
+        self._below = below if below is not None and verifies_trees(view.sampler) else None
+        growth = Growth(view, vocab_size, branches=self._below is not None, draft_ids=draft_ids)
         super().__init__(growth, budget, eos_ids)
         self._draft_ids = draft_ids
-        self._depth = 0
+        self._places = [0]  # the shape's node of each drafted one
+        if self._below is not None and not self._below[0]:
+            self.level = []
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether a shape is filled, so that rows of a level do not simply go on from the last."""
+        return self._below is not None
 
     def extend(self, logits: Iterable[torch.Tensor], keep_drafting: Callable[[float], bool]) -> None:
-        growth, levels = self.growth, self.levels
-        width = 1 if levels is None else levels[self._depth]
+        growth, shape = self.growth, self._below
         parents, self.level = self.level, []
         for node, logits_U in zip(parents, logits, strict=True):
-            count = min(width, self.budget - growth.num_drafted)
+            places = None if shape is None else shape[self._places[node]]
+            count = min(1 if places is None else len(places), self.budget - growth.num_drafted)
             if count == 0:
                 break
             # Judged before the draw, so that stopping here never looks at a token that could be dropped.
@@ -90,15 +93,18 @@ class DrawnDraft(Draft):
             confidence = float(torch.exp(logits_U.max() - total))
             if not keep_drafting(confidence):
                 continue
-            for token in growth.draw(node, logits_U, count):
+            for rank, token in enumerate(growth.draw(node, logits_U, count)):
                 own = confidence
-                if levels is not None:
+                if places is not None:
                     own = float(torch.exp(logits_U[place_of(token, self._draft_ids)] - total))
                 child = growth.add(node, token, own)
-                if not self._is_end(child):
+                goes_on = True
+                if places is not None and shape is not None:
+                    self._places.append(places[rank])
+                    goes_on = bool(shape[places[rank]])
+                if goes_on and not self._is_end(child):
                     self.level.append(child)
-        self._depth += 1
-        if growth.num_drafted >= self.budget or (levels is not None and self._depth == len(levels)):
+        if growth.num_drafted >= self.budget:
             self.level = []
 
     def accept_chain(

@@ -105,6 +105,7 @@ class Growth:
             self.laws,
             # Siblings' own probabilities are for cutting point masses; drawn siblings stay, so they have none.
             None if kind is ProposalKind.WITHOUT_REPLACEMENT else tuple(self.confidence),
+            foreseen=kind is ProposalKind.IID,  # whoever draws chains judges before the draw
         )
 
     def dense(self, logits_U: torch.Tensor) -> torch.Tensor:

@@ -16,9 +16,8 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from draftsmith.core.tree import children, shape_from_rank_paths
 from draftsmith.core.tree_shapes import RankPath, best_paths, chain_paths, level_paths
-from draftsmith.core.types import Proposal
+from draftsmith.core.types import DraftTraits, Proposal
 from draftsmith.core.view import SequenceView
 from draftsmith.drafters.base import Commit, TargetInfo
 from draftsmith.drafters.checkpoint import build_module, read_method
@@ -26,6 +25,7 @@ from draftsmith.drafters.growth import Growth, verifies_trees
 from draftsmith.drafters.heads import HeadModule
 from draftsmith.drafters.own_rows import OwnRows
 from draftsmith.drafters.rank_accuracy import read_accuracies
+from draftsmith.drafters.shapes import AUTO, CHAIN, Shapes, is_branching
 from draftsmith.drafters.shipped import weights_for
 from draftsmith.drafters.trainable import TrainableDrafter
 from draftsmith.errors import OptionError
@@ -36,26 +36,29 @@ class HeadOptions:
     """Options of drafters with heads.
 
     `path`: the checkpoint's directory; empty for one that comes with the package. `max_draft`: most nodes of a
-    proposal. `tree`: "chain"; a number of nodes, for the tree that the checkpoint's measured accuracies make best; or
-    children per level, as in "3x2x1". Requests whose rule verifies chains alone get chains.
+    proposal. `tree`: "auto" (what the controller asks for); "chain"; a number of nodes, for the tree that the
+    checkpoint's measured accuracies make best; or children per level, as in "3x2x1". Requests whose rule verifies
+    chains alone get chains.
     """
 
     path: str = ""
     max_draft: int = 64
-    tree: str = "chain"
+    tree: str = AUTO
 
     def __post_init__(self) -> None:
         if self.max_draft < 1:
             raise OptionError(f"max_draft is {self.max_draft}; it must be at least 1")
         parts = self.tree.split("x")
-        if self.tree != "chain" and not all(part.isdecimal() and int(part) > 0 for part in parts):
+        if self.tree not in (AUTO, CHAIN) and not all(part.isdecimal() and int(part) > 0 for part in parts):
             raise OptionError(
-                f"tree is {self.tree!r}; write chain, a number of nodes like 24, or children per level like 3x2x1"
+                f"tree is {self.tree!r}; write auto, chain, a number of nodes like 24, or children per level like 3x2x1"
             )
 
-    def paths(self, num_depths: int, accuracies: Sequence[Sequence[float]] | None) -> list[RankPath]:
-        """Rank paths of the chosen tree in order of worth. Raises `OptionError` for one that cannot be made."""
-        if self.tree == "chain":
+    def paths(self, num_depths: int, accuracies: Sequence[Sequence[float]] | None) -> list[RankPath] | None:
+        """Rank paths of a tree that is fixed, in order of worth; None: what budgets name. Raises `OptionError`."""
+        if self.tree == AUTO:
+            return None
+        if self.tree == CHAIN:
             return chain_paths(num_depths)[: self.max_draft]
         if self.tree.isdecimal():
             if accuracies is None:
@@ -123,10 +126,14 @@ class HeadDrafter(TrainableDrafter):
         self._vocab_size = target.vocab_size
         self._draft_ids = module.draft_ids if len(module.draft_ids) < target.vocab_size else None
         self._places = module.draft_places_V.tolist()
-        self._chain = chain_paths(module.num_depths)[: options.max_draft]
-        self._tree = options.paths(module.num_depths, read_accuracies(about, options.path))
-        self._branches = any(path[-1] for path in self._tree)
-        self._shapes: dict[tuple[bool, int], list[list[int]]] = {}
+        accuracies = read_accuracies(about, options.path)
+        self._chains = Shapes(chain_paths(module.num_depths), options.max_draft)
+        self._trees = Shapes(options.paths(module.num_depths, accuracies), options.max_draft, module.num_depths)
+        self.traits = DraftTraits(
+            fills_shapes=options.tree == AUTO,
+            max_depth=module.num_depths,
+            rank_accuracies=None if accuracies is None else tuple(tuple(row) for row in accuracies),
+        )
         self._known: dict[int, _Known] = {}
         self.needs = module.needs
         # Entries are float32, and their room grows by doubling.
@@ -211,25 +218,15 @@ class HeadDrafter(TrainableDrafter):
         drafts: list[_Draft] = []
         growths: list[Growth] = []
         for view, budget in zip(views, budgets, strict=True):
-            takes_tree = verifies_trees(view.sampler)
-            branches = takes_tree and self._branches
-            growth = Growth(view, self._vocab_size, branches=branches, draft_ids=self._draft_ids)
+            below = (self._trees.below(budget) if verifies_trees(view.sampler) else None) or self._chains.below(budget)
+            assert below is not None
+            growth = Growth(view, self._vocab_size, branches=is_branching(below), draft_ids=self._draft_ids)
             growths.append(growth)
-            below = self._shape(takes_tree, budget)
             if below[0] and self._covers(view):
                 drafts.append(_Draft(growth, below, len(drafts), rows=[len(drafts)]))
         if drafts:
             self._grow(drafts, keep_drafting)
         return [growth.proposal() for growth in growths]
-
-    def _shape(self, takes_tree: bool, budget: int) -> list[list[int]]:
-        """Children of each node of the shape that a budget allows."""
-        paths = self._tree if takes_tree else self._chain
-        size = min(budget, len(paths))
-        known = self._shapes.get((takes_tree, size))
-        if known is None:
-            known = self._shapes[takes_tree, size] = children(shape_from_rank_paths(paths[:size]).parents)
-        return known
 
     def _grow(self, drafts: list[_Draft], keep_drafting: Callable[[float], bool]) -> None:
         """All levels of all drafts."""

@@ -8,11 +8,12 @@ Invariant: both drafters hear everything, so either can take over at any step.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self, final
 
-from draftsmith.core.types import Proposal
+from draftsmith.core.types import Budget, Proposal
 from draftsmith.core.view import SequenceView
 from draftsmith.drafters.base import Commit, Drafter, TargetInfo
 from draftsmith.drafters.suffix import SuffixDrafter
@@ -55,6 +56,7 @@ class HybridDrafter(Drafter):
         self._mean_accepted = 0.0
         self.needs = suffix.needs | other.needs
         self.bytes_per_token = suffix.bytes_per_token + other.bytes_per_token
+        self.traits = dataclasses.replace(other.traits, starts_partly=True)
 
     @classmethod
     def create(cls, options: HybridOptions, target: TargetInfo) -> Self:
@@ -80,7 +82,11 @@ class HybridDrafter(Drafter):
         """
         drafts = [self._suffix.speculate(view, budget) for view, budget in zip(views, budgets, strict=True)]
         threshold = self.threshold
-        rest = [place for place, draft in enumerate(drafts) if not draft.tokens or draft.score < threshold]
+        rest = [
+            place
+            for place, (draft, budget) in enumerate(zip(drafts, budgets, strict=True))
+            if Budget.lets_start(budget) and (not draft.tokens or draft.score < threshold)
+        ]
         others: dict[int, Proposal] = {}
         if rest:
             asked, shares = [views[place] for place in rest], [budgets[place] for place in rest]
@@ -96,6 +102,10 @@ class HybridDrafter(Drafter):
                 self._from_other.add(view.sequence_id)
             proposals.append(proposal)
         return proposals
+
+    def pending(self, view: SequenceView) -> int:
+        """What the other drafter must read."""
+        return self._other.pending(view)
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Both learn what was emitted; the other drafter's mean moves when its draft was verified."""

@@ -19,22 +19,24 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from draftsmith.core.types import Proposal
+from draftsmith.core.types import Budget, DraftTraits, Proposal
 from draftsmith.core.view import SequenceView
 from draftsmith.drafters.base import Commit, Tap, TargetInfo
 from draftsmith.drafters.checkpoint import build_module, read_method
-from draftsmith.drafters.drafting import Draft, DrawnDraft, parse_levels
+from draftsmith.drafters.drafting import Draft, DrawnDraft
 from draftsmith.drafters.dynamic_tree import DynamicDraft
 from draftsmith.drafters.growth import verifies_trees
+from draftsmith.drafters.rank_accuracy import read_accuracies
 from draftsmith.drafters.recurrent_module import RecurrentModule
 from draftsmith.drafters.rows import Level, RowRunner, TrueRows
 from draftsmith.drafters.rows_choice import make_runner
+from draftsmith.drafters.shapes import AUTO, CHAIN, Below, Shapes, is_branching, option_paths
 from draftsmith.drafters.shipped import weights_for
 from draftsmith.drafters.trainable import TrainableDrafter
 from draftsmith.errors import OptionError
 
 _ROWS_AT_ONCE = 512
-_DYNAMIC, _CHAIN = "dynamic", "chain"
+_DYNAMIC = "dynamic"
 _DEPTH, _TOP_K = 6, 8
 
 
@@ -43,16 +45,16 @@ class RecurrentOptions:
     """Options of recurrent drafters.
 
     `path`: the trained drafter's directory; empty for one that comes with the package. `max_draft`: most nodes of a
-    proposal. `tree`: "chain", "dynamic" (EAGLE-2's tree; rules that verify drawn chains alone get a chain), or
-    children per level, as in "3x2x1".
+    proposal. `tree`: "auto" (what the controller asks for), "chain", "dynamic" (EAGLE-2's tree; rules that verify
+    drawn chains alone get a chain), or children per level, as in "3x2x1".
     `bits` (8 or 4): what the weights are quantised to beside a target on the native backend.
     `depth`, `top_k` of the dynamic tree: its longest path (6), and how many nodes of a level are expanded into how
     many children each (8).
     """
 
     path: str = ""
-    max_draft: int = 8
-    tree: str = _CHAIN
+    max_draft: int = 16
+    tree: str = AUTO
     depth: int | None = None
     top_k: int | None = None
     bits: int = 8
@@ -67,13 +69,12 @@ class RecurrentOptions:
         if self.tree != _DYNAMIC:
             if self.depth is not None or self.top_k is not None:
                 raise OptionError(f"depth and top_k are for tree=dynamic, and tree is {self.tree}")
-            if self.tree != _CHAIN:
-                parse_levels(self.tree)
+            option_paths(self.tree, self.max_draft)
 
     @property
-    def levels(self) -> tuple[int, ...] | None:
-        """Children per level, or None for a chain or a dynamic tree."""
-        return None if self.tree in (_CHAIN, _DYNAMIC) else parse_levels(self.tree)
+    def paths(self) -> list[tuple[int, ...]] | None:
+        """The shape that is fixed, None for a chain, a dynamic tree or what budgets name."""
+        return None if self.tree == _DYNAMIC else option_paths(self.tree, self.max_draft)
 
 
 @dataclass(slots=True)
@@ -120,9 +121,19 @@ class RecurrentDrafter(TrainableDrafter):
     """Other drafters of the table that have the same weights."""
 
     def __init__(
-        self, options: RecurrentOptions, module: RecurrentModule, runner: RowRunner, target: TargetInfo
+        self,
+        options: RecurrentOptions,
+        module: RecurrentModule,
+        runner: RowRunner,
+        target: TargetInfo,
+        accuracies: Sequence[Sequence[float]] | None = None,
     ) -> None:
         self._options = options
+        self._shapes = Shapes(options.paths, options.max_draft)
+        self.traits = DraftTraits(
+            fills_shapes=options.tree == AUTO,
+            rank_accuracies=None if accuracies is None else tuple(tuple(row) for row in accuracies),
+        )
         self._runner = runner
         self._order: tuple[Tap, ...] = module.taps
         self._dtype = module.dtype
@@ -138,10 +149,12 @@ class RecurrentDrafter(TrainableDrafter):
     def create(cls, options: Any, target: TargetInfo) -> Self:
         """Load the weights. Raises `ModelFileError` for what is not this drafter's or not this target's."""
         path = weights_for(options.path, cls.method, cls.alike, target)
-        module = build_module(read_method(path, cls.method, cls.alike), target)
+        checkpoint = read_method(path, cls.method, cls.alike)
+        module = build_module(checkpoint, target)
         assert isinstance(module, RecurrentModule)
         module.for_drafting()
-        return cls(options, module, make_runner(module, target, options.bits), target)
+        runner = make_runner(module, target, options.bits)
+        return cls(options, module, runner, target, read_accuracies(checkpoint.about, str(path)))
 
     # -- proposing --------------------------------------------------------------------------------
 
@@ -158,13 +171,16 @@ class RecurrentDrafter(TrainableDrafter):
         for place, (view, budget) in enumerate(zip(views, budgets, strict=True)):
             if not self._is_ready(view):
                 continue
-            if self._options.tree == _CHAIN and view.sampler.greedy and view.sampler.context_free:
+            below = self._shapes.below(budget)
+            quick = view.sampler.greedy and view.sampler.context_free and self._options.tree in (AUTO, CHAIN)
+            if quick and not is_branching(below):
                 chains.append(place)
             else:
-                drafts[place] = self._draft(view, min(budget, self._options.max_draft))
+                drafts[place] = self._draft(view, min(budget, self._options.max_draft), below)
         if chains:
             depths = [min(budgets[place], self._options.max_draft) for place in chains]
-            found = self._greedy_chains([views[place] for place in chains], depths, keep_drafting)
+            least = min(Budget.least_of(budgets[place]) for place in chains)
+            found = self._greedy_chains([views[place] for place in chains], depths, keep_drafting, least)
             for place, proposal in zip(chains, found, strict=True):
                 proposals[place] = proposal
         if drafts:
@@ -177,21 +193,21 @@ class RecurrentDrafter(TrainableDrafter):
         features = self._features.get(view.sequence_id)
         return features is not None and not features.has_gap and features.length == len(view.tokens) - 1 > 0
 
-    def _draft(self, view: SequenceView, budget: int) -> Draft:
+    def _draft(self, view: SequenceView, budget: int, below: Below | None) -> Draft:
         options = self._options
         shared = (view, self._vocab_size, budget, self._eos_ids)
         if options.tree == _DYNAMIC and verifies_trees(view.sampler):
             depth, top_k = options.depth or _DEPTH, options.top_k or _TOP_K
             return DynamicDraft(*shared, depth=depth, top_k=top_k, draft_ids=self._draft_ids)
-        return DrawnDraft(*shared, levels=options.levels, draft_ids=self._draft_ids)
+        return DrawnDraft(*shared, below=below, draft_ids=self._draft_ids)
 
     def _greedy_chains(
-        self, views: Sequence[SequenceView], depths: Sequence[int], keep_drafting: Callable[[float], bool]
+        self, views: Sequence[SequenceView], depths: Sequence[int], keep_drafting: Callable[[float], bool], least: float
     ) -> list[Proposal]:
         """Chains of the likeliest tokens, in one call: a point mass may be cut after it was drafted."""
         proposals = []
         groups = [self._catch_up(view) for view in views]
-        for view, found in zip(views, self._runner.chain(groups, depths), strict=True):
+        for view, found in zip(views, self._runner.chain(groups, depths, least), strict=True):
             draft = DrawnDraft(view, self._vocab_size, len(found.tokens), self._eos_ids)
             draft.accept_chain(found.tokens, found.probs, keep_drafting)
             proposals.append(draft.proposal())
@@ -236,6 +252,11 @@ class RecurrentDrafter(TrainableDrafter):
     def _true_rows(self, view: SequenceView, start: int, stop: int) -> TrueRows:
         rows = self._features[view.sequence_id].rows(start, stop)
         return TrueRows(view.sequence_id, view.tokens[start + 1 : stop + 1], rows)
+
+    def pending(self, view: SequenceView) -> int:
+        """Rows whose features are kept and not fed yet."""
+        features = self._features.get(view.sequence_id)
+        return 0 if features is None else features.length - self._runner.num_rows(view.sequence_id)
 
     def fork(self, source: int, copy: int, length: int) -> None:
         """The copy has the features of the first `length` rows; its last row is made anew, of its own next token."""

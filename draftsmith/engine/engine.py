@@ -27,6 +27,7 @@ from draftsmith.core.random import RequestRandom
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.stats import EventLog
 from draftsmith.drafters.base import Drafter, DrafterChoice, TargetInfo
+from draftsmith.engine.cost_store import read_costs
 from draftsmith.engine.loading import LoadedModel, default_memory_bytes, load_model
 from draftsmith.engine.params import GenerationParams, Prompt
 from draftsmith.engine.prompts import encode_prompt, is_batch
@@ -55,7 +56,7 @@ class EngineSettings:
     """
 
     drafter: str = "suffix"
-    controller: str = "backoff"
+    controller: str = "auto"
     memory_bytes: int | None = None
     max_batch: int = 8
     chunk_rows: int = 512
@@ -91,9 +92,13 @@ class Engine:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="draftsmith-step")
         self._making = threading.Lock()
         self._drafters: dict[str, Drafter] = {}
+        self._controller = _make_controller(self._settings.controller)
+        costs = read_costs(model.identity)
+        if costs is not None:
+            self._controller.start_from(costs)
         self._scheduler = Scheduler(
             model.backend,
-            _make_controller(self._settings.controller),
+            self._controller,
             memory_bytes=self._settings.memory_bytes or default_memory_bytes(),
             max_batch=self._settings.max_batch,
             chunk_rows=self._settings.chunk_rows,
@@ -161,6 +166,11 @@ class Engine:
     def eos_ids(self) -> frozenset[int]:
         """The target's own end tokens."""
         return self._model.eos_ids
+
+    @property
+    def controller(self) -> Controller:
+        """What decides how much is drafted."""
+        return self._controller
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of one prompt, chat template applied to messages. Raises `PromptError`."""

@@ -7,14 +7,18 @@ This is where `io` and `models`, which do not know each other, are put together.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from draftsmith.core.machine import processor_name
 from draftsmith.errors import OptionError
 from draftsmith.io.files import open_model
 from draftsmith.models.backend import Backend
 from draftsmith.models.chat import ChatTemplate
 from draftsmith.models.choice import check_choice, open_backend
+from draftsmith.models.native import usable_processors
 from draftsmith.models.spec import DecoderSpec
 from draftsmith.models.tokenizer import Tokenizer
 
@@ -24,7 +28,9 @@ _MAX_THREADS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model ready to score. `chat` is None when its files hold no chat template."""
+    """A model ready to score. `chat` is None when its files hold no chat template. `identity`: what costs measured with
+    it belong to (files, backend, threads, machine); empty for a model that did not come from files.
+    """
 
     name: str
     backend_name: str
@@ -32,6 +38,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     chat: ChatTemplate | None
     eos_ids: frozenset[int]
+    identity: Mapping[str, Any] = field(default_factory=dict)
 
 
 def default_memory_bytes() -> int:
@@ -71,4 +78,23 @@ def load_model(
         tokenizer=tokenizer,
         chat=ChatTemplate(template, tokenizer.special_tokens) if template else None,
         eos_ids=files.eos_ids | tokenizer.eos_ids,
+        identity={
+            **_file_facts(files.path),
+            "backend": backend_name if backend == "auto" else backend,
+            "dtype": dtype,
+            "device": device,
+            "threads": threads or usable_processors(),
+            "processor": processor_name(),
+        },
     )
+
+
+def _file_facts(path: Path) -> dict[str, Any]:
+    """Which files, by place, size and time of change."""
+    parts = sorted(path.iterdir()) if path.is_dir() else [path]
+    stats = [part.stat() for part in parts if part.is_file()]
+    return {
+        "path": str(path.resolve()),
+        "bytes": sum(item.st_size for item in stats),
+        "changed": max((item.st_mtime_ns for item in stats), default=0),
+    }

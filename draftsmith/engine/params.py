@@ -33,7 +33,8 @@ class GenerationParams:
     `stop`: strings that end the text (not part of it); `stop_ids`: token ids that end it.
     `ignore_eos`: the model's own end tokens do not end it. `logprobs`: None, or how many alternatives
     to report beside each emitted token's log-probability (of the untransformed law). `n`: samples.
-    `drafter`: a drafter selection for this request, None for the engine's.
+    `drafter`: a drafter selection for this request, None for the engine's. `latency_target`: seconds per token that
+    this request's class is promised: drafting never makes a step longer than that allows; None promises nothing.
     """
 
     max_new_tokens: int = 256
@@ -45,6 +46,7 @@ class GenerationParams:
     logprobs: int | None = None
     n: int = 1
     drafter: str | None = None
+    latency_target: float | None = None
 
     def __post_init__(self) -> None:
         _require_int("max_new_tokens", self.max_new_tokens, 1, None)
@@ -53,6 +55,9 @@ class GenerationParams:
             _require_int("logprobs", self.logprobs, 0, _MAX_LOGPROBS)
         if self.seed is not None:
             _require_int("seed", self.seed, None, None)
+        target = self.latency_target
+        if target is not None and (isinstance(target, bool) or not isinstance(target, int | float) or not target > 0):
+            raise OptionError(f"latency_target is {target!r}; allowed: seconds per token above 0, or None")
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise OptionError(f"stop must hold non-empty strings, got {text!r}")

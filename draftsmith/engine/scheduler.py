@@ -188,7 +188,18 @@ class Scheduler:
             max_draft = min(sequence.remaining, self._chunk_rows // self._max_batch, _MAX_ROWS) - 1
             if max_draft >= 1 and sequence.drafter.drafts and not slot.from_prompt:
                 drafting.append(slot)
-                signals.append(RequestSignal(sequence.id, sequence.drafter_name, max_draft, slot.committed))
+                signals.append(
+                    RequestSignal(
+                        sequence.id,
+                        sequence.drafter_name,
+                        max_draft,
+                        slot.committed,
+                        sequence.remaining,
+                        sequence.drafter.pending(sequence.view),
+                        sequence.drafter.traits,
+                        sequence.params.latency_target,
+                    )
+                )
         if signals:
             for slot, signal, budget in zip(drafting, signals, self._controller.budget(signals), strict=True):
                 assert 0 <= budget <= signal.max_draft, "a controller exceeded max_draft"

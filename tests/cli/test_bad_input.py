@@ -98,7 +98,7 @@ def test_a_prompt_that_is_not_text(complaint):
         ("--drafter", "draftsmith.drafters.base:Drafter", "all its methods"),
         ("--controller", "draftsmith.control.base:Controller", "all its methods"),
         ("--controller", "os:path", "not a class"),
-        ("--controller", "oracle", "backoff"),
+        ("--controller", "oracle", "auto"),
         ("--backend", "abacus", "reference"),
         ("--dtype", "int3", "float32"),
         ("--threads", "0", "at least 1"),

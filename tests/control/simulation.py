@@ -37,6 +37,8 @@ class Stream:
     has_draft: list[bool]
     confidence: list[float] | None = None
     position: int = 0
+    prompt_len: int = 100
+    read: int = 0
 
     @property
     def left(self):
@@ -51,9 +53,13 @@ def stream(rng, parts, availability=1.0):
 
 @dataclass
 class Drafting:
-    """`look`: seconds per request asked; `per_depth`: seconds per depth; `kind` of its proposals."""
+    """`look`: seconds per request asked; `per_depth`: seconds per depth; `kind` of its proposals; `start`: seconds per
+    token of a prompt read before the first proposal; `asks`: it judges its confidences before each draw.
+    """
 
     look: float = 3e-5
+    start: float = 0.0
+    asks: bool = False
     per_depth: float = 0.0
     kind: ProposalKind = ProposalKind.POINT_MASS
 
@@ -89,12 +95,27 @@ def simulate(controller, streams, knots, drafting=None, noise=0.1, seed=0, pass_
 def result_step(controller, live, knots, drafting, noise, rng, result, pass_tokens):
     """One step of the batch."""
     asked = [index for index, item in live.items() if item.left > 1]
-    signals = [RequestSignal(index, "synthetic", live[index].left - 1, 100) for index in asked]
+    signals = [
+        RequestSignal(
+            index,
+            "synthetic",
+            live[index].left - 1,
+            live[index].prompt_len + live[index].position,
+            live[index].left,
+            live[index].prompt_len + live[index].position - live[index].read if drafting.start else 0,
+        )
+        for index in asked
+    ]
     budgets = dict(zip(asked, controller.budget(signals), strict=True))
     drafting_now = [index for index in asked if budgets[index]]
-    proposals = [propose(live[index], budgets[index], drafting.kind) for index in drafting_now]
+    proposals = [propose(live[index], budgets[index], drafting, controller) for index in drafting_now]
     depth = max((proposal.tree.num_drafted for proposal in proposals), default=0)
     draft_seconds = len(drafting_now) * drafting.look + depth * drafting.per_depth
+    if drafting.start:
+        for index in drafting_now:
+            item = live[index]
+            draft_seconds += drafting.start * (item.prompt_len + item.position - item.read)
+            item.read = item.prompt_len + item.position
     chosen = dict(zip(drafting_now, controller.select(proposals) if proposals else [], strict=True))
     outcomes, rows = [], 0
     for index, item in live.items():
@@ -116,11 +137,15 @@ def result_step(controller, live, knots, drafting, noise, rng, result, pass_toke
     result.spent_until.append((result.emitted, result.seconds))
 
 
-def propose(item, budget, kind):
+def propose(item, budget, drafting, controller):
     """A chain of right and wrong tokens for the coming positions, empty where the drafter has nothing."""
     if not item.has_draft[item.position]:
         return Proposal.empty(0)
     places = range(item.position, min(item.position + budget, len(item.right) - 1))
+    if drafting.asks:
+        stopped = next((place for place in places if not controller.keep_drafting(item.confidence[place])), places.stop)
+        places = range(item.position, stopped)
+    kind = drafting.kind if places else ProposalKind.POINT_MASS
     tokens = [place % 50 if item.right[place] else 99 for place in places]
     confidence = (1.0, *(item.confidence[place] for place in places)) if item.confidence else None
     return Proposal(chain(0, tokens), kind, confidence=confidence)

@@ -70,7 +70,7 @@ def test_four_threads_equal_solo_runs():
         {"logprobs": 1},
     ]
     solo = {(at, i): plain_run(prompt, **params[i]) for at, prompt in enumerate(PROMPTS) for i in range(4)}
-    engine = tiny_engine(controller="backoff", max_batch=3, memory_bytes=1 << 20)
+    engine = tiny_engine(controller="auto", max_batch=3, memory_bytes=1 << 20)
 
     def user(number):
         for turn in range(8):
@@ -368,7 +368,7 @@ def test_an_interrupt_anywhere_leaves_the_engine_whole():
     solo = [plain_run(prompt, 12).token_ids for prompt in PROMPTS]
     num_interrupts, number = 0, 1
     while True:
-        engine = tiny_engine(drafter="hybrid:other=draft_model+model=other", max_batch=2, controller="backoff")
+        engine = tiny_engine(drafter="hybrid:other=draft_model+model=other", max_batch=2, controller="auto")
         engine.generate(PROMPTS[2], max_new_tokens=3)
         others = [engine.stream(prompt, max_new_tokens=12) for prompt in PROMPTS[:2]]
         tokens = [list(next(others[0]).token_ids), []]
@@ -410,7 +410,7 @@ def test_the_event_log_is_bounded(monkeypatch):
 
 def test_many_requests_leave_nothing_behind():
     """Objects alive after 200 requests of every kind and after 400 are equally many, the event log taken away."""
-    engine = tiny_engine(controller="backoff", dtype=torch.float32)
+    engine = tiny_engine(controller="auto", dtype=torch.float32)
     drafters = [text.replace("suffix", "suffix:max_cached_requests=20") for text in DRAFTERS if "hybrid" not in text]
 
     def use(first):

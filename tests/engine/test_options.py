@@ -47,6 +47,7 @@ EFFECTS = {
     "logprobs": lambda: [len(item.top) for item in _run(logprobs=2).logprobs] == [2] * 20 and _run().logprobs is None,
     "n": lambda: len(_run(n=3, **SAMPLED).samples) == 3,
     "drafter": lambda: _run(drafter=MODEL).statistics.drafted_tokens > 0,
+    "latency_target": lambda: _promised(latency_target=0.25) == {0.25} and _promised() == {None},
 }
 SETTING_EFFECTS = {
     "drafter": lambda: _stats(drafter=MODEL).drafted_tokens > 0,
@@ -56,6 +57,20 @@ SETTING_EFFECTS = {
     "chunk_rows": lambda: max(step.rows for step in _log(chunk_rows=9).steps) == 9,
     "prefix_cache": lambda: _reused(prefix_cache=False) == 0 and _reused(prefix_cache=True) == len(PROMPTS[2]) - 1,
 }
+
+
+def _promised(**params):
+    """What the controller hears of promises (what it makes of them: tests/control/test_goodput.py)."""
+    engine = tiny_engine(drafter=MODEL, controller="auto")
+    heard, budget = set(), engine.controller.budget
+
+    def listening(signals):
+        heard.update(signal.latency for signal in signals)
+        return budget(signals)
+
+    engine.controller.budget = listening
+    engine.generate(PROMPTS[0], max_new_tokens=8, **params)
+    return heard
 
 
 def _stats(**settings):
@@ -143,6 +158,9 @@ BAD_PARAMS = [
     {"rule": 5},
     {"ignore_eos": "no"},
     {"n": 2.0},
+    {"latency_target": 0},
+    {"latency_target": -1.0},
+    {"latency_target": "fast"},
     {"n": 257},
     {"seed": "x"},
     {"seed": 1.0},

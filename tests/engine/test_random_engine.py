@@ -35,6 +35,10 @@ DRAFTERS = [
     f"{ORACLE}:wrong_every=3",
     f"{ORACLE}:wrong_every=4:tree=true",
 ]
+CONTROLLERS = [
+    *["auto", "auto", "fixed:num_draft=1", "fixed:num_draft=4", "fixed:num_draft=30", "ema", "heuristic", "bandit"],
+    *["prefix-scheduler", "prefix-scheduler:stale=2:estimator=logistic"],
+]
 SMALL_DRAFTERS = [drafter for drafter in DRAFTERS if "model" not in drafter]
 ASCII = {"banned_ids": frozenset([*range(33), *range(127, 260)])}
 SAMPLINGS = [
@@ -114,7 +118,7 @@ class Scenario:
             "spec": SPECS[self.spec],
             "max_batch": self.max_batch,
             "chunk_rows": self.max_batch * self.dice.choice([1, 2, 5, 9, 40]),
-            "controller": self.dice.choice(["backoff", "fixed:num_draft=1", "fixed:num_draft=4", "fixed:num_draft=30"]),
+            "controller": self.dice.choice(CONTROLLERS),
             "prefix_cache": self.dice.random() < 0.7,
             "drafter": self.drafters[0],
         }

@@ -1,0 +1,46 @@
+"""A picture of a cost table: milliseconds of a forward against rows, a line per context.
+
+Called by `draftsmith calibrate`; needs matplotlib. Invariant: what cannot be drawn is said before anything is measured.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from draftsmith.bench.report.svg import ARMS, settings
+from draftsmith.control.cost_table import CostTable
+from draftsmith.errors import OptionError
+
+_SUFFIXES = (".png", ".svg")
+
+
+def check_picture(path: Path) -> None:
+    """Raises `OptionError` for a picture that could not be written."""
+    if path.suffix not in _SUFFIXES:
+        raise OptionError(f"--picture {path}: the name must end in {' or '.join(_SUFFIXES)}")
+    if not path.absolute().parent.is_dir():
+        raise OptionError(f"--picture {path}: there is no directory {path.absolute().parent}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise OptionError("--picture needs matplotlib; run: pip install matplotlib")
+
+
+def draw_costs(table: CostTable, path: Path) -> None:
+    """Medians as lines, quartiles as bands. The line of one row is what plain decoding pays."""
+    from matplotlib.figure import Figure
+
+    with settings("costs"):
+        figure = Figure(figsize=(8.0, 4.6), layout="constrained")
+        axes = figure.add_subplot()
+        for place, (context, line, spread) in enumerate(zip(table.contexts, table.verify, table.spread, strict=True)):
+            color = ARMS[place % len(ARMS)]
+            axes.plot(table.rows, [1e3 * value for value in line], marker="o", markersize=3, color=color, label=context)
+            low = [1e3 * value * (1 - wide) for value, wide in zip(line, spread, strict=True)]
+            high = [1e3 * value * (1 + wide) for value, wide in zip(line, spread, strict=True)]
+            axes.fill_between(table.rows, low, high, color=color, alpha=0.15, linewidth=0)
+        axes.set_xlabel("rows of a forward")
+        axes.set_ylabel("milliseconds")
+        axes.set_ylim(bottom=0)
+        axes.set_title(f"{table.about.get('model', '')}: what a verification costs", parse_math=False)
+        axes.legend(title="context")
+        figure.savefig(path, facecolor="white")

@@ -1,0 +1,58 @@
+"""Where measured costs are kept: one JSON file per model file, backend, number of threads and processor.
+
+Called by the engine when it is made and by `draftsmith calibrate`. The place is `$DRAFTSMITH_CACHE/costs`, else
+`$XDG_CACHE_HOME/draftsmith/costs`, else `~/.cache/draftsmith/costs`. Invariant: a file is replaced whole or not at all,
+and one that cannot be read is told of and left alone: nothing stops because of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from draftsmith.control.cost_table import CostTable
+from draftsmith.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+
+def cost_file(identity: Mapping[str, Any]) -> Path:
+    """The file for what `LoadedModel.identity` says."""
+    root = os.environ.get("DRAFTSMITH_CACHE")
+    if root is None:
+        base = os.environ.get("XDG_CACHE_HOME")
+        root = str((Path(base) if base else Path.home() / ".cache") / "draftsmith")
+    text = json.dumps(dict(identity), sort_keys=True)
+    return Path(root) / "costs" / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.json"
+
+
+def read_costs(identity: Mapping[str, Any]) -> CostTable | None:
+    """What was measured for a model, None if nothing was or it cannot be read."""
+    if not identity:
+        return None
+    try:
+        path = cost_file(identity)
+        text = path.read_text(encoding="utf-8")
+    except (OSError, RuntimeError):  # not there, or no home directory to look in
+        return None
+    try:
+        return CostTable.from_json(json.loads(text), str(path))
+    except (DataError, json.JSONDecodeError, RecursionError) as error:
+        logger.warning("costs are not used: %s", error if isinstance(error, DataError) else f"{path} is damaged")
+        return None
+
+
+def write_costs(table: CostTable, path: Path) -> None:
+    """Write a table whole. Raises `OSError`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(json.dumps(table.as_json(), indent=1), encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
