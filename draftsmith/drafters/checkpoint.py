@@ -23,6 +23,7 @@ from draftsmith.drafters.base import TargetInfo
 from draftsmith.drafters.trainable import DraftModule, TrainableDrafter
 from draftsmith.errors import ModelFileError, OptionError
 from draftsmith.io.staging import staged_directory
+from draftsmith.models.spec import DecoderSpec
 from draftsmith.registry import DRAFTERS, load_class, parse_selection
 
 FORMAT = 1
@@ -64,21 +65,33 @@ def save_module(
     `about`: plain values about its training, kept for people; `texts`: files beside it, by name. Raises
     `OSError` as the system does, with nothing half-written left behind.
     """
-    spec = target.backend.spec
+    checkpoint = Checkpoint(
+        path=path,
+        method=method,
+        config=dataclasses.asdict(module.config),
+        target={"name": target_name, **described_target(target.backend.spec)},
+        about=about,
+        tensors=module.state_dict(),
+    )
+    save_checkpoint(checkpoint, texts=texts)
+
+
+def described_target(spec: DecoderSpec) -> dict[str, int]:
+    """What of a target a drafter's weights depend on."""
+    return {"vocab_size": spec.vocab_size, "width": spec.width, "num_layers": spec.num_layers}
+
+
+def save_checkpoint(checkpoint: Checkpoint, *, texts: Mapping[str, str] = types.MappingProxyType({})) -> None:
+    """Write a checkpoint to its path, in place of what is there. `texts`: files beside it, by name. Raises `OSError`."""
     described = {
         "draftsmith": FORMAT,
-        "method": method,
-        "config": dataclasses.asdict(module.config),
-        "target": {
-            "name": target_name,
-            "vocab_size": target.vocab_size,
-            "width": spec.width,
-            "num_layers": spec.num_layers,
-        },
-        "about": dict(about),
+        "method": checkpoint.method,
+        "config": dict(checkpoint.config),
+        "target": dict(checkpoint.target),
+        "about": dict(checkpoint.about),
     }
-    with staged_directory(path) as staging:
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
+    with staged_directory(checkpoint.path) as staging:
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
         save_file(tensors, staging / WEIGHTS)
         (staging / CONFIG).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
         for name, text in texts.items():
@@ -133,36 +146,50 @@ def load_module(path: Path, method: str, target: TargetInfo) -> DraftModule:
 
 def build_module(checkpoint: Checkpoint, target: TargetInfo) -> DraftModule:
     """A checkpoint's module. Raises `ModelFileError` for a wrong target, config or tensor."""
-    path, spec = checkpoint.path, target.backend.spec
-    here = {"vocab_size": target.vocab_size, "width": spec.width, "num_layers": spec.num_layers}
-    for key, value in here.items():
-        if checkpoint.target.get(key) != value:
-            raise ModelFileError(
-                f"{path}: trained for a target with {key} {checkpoint.target.get(key)} "
-                f"({checkpoint.target.get('name')}); this target's is {value}"
-            )
-    kind = module_class(checkpoint.method)
-    try:
-        config = kind.Config(**checkpoint.config)
-    except (TypeError, OptionError) as error:
-        raise ModelFileError(f"{path / CONFIG}: key 'config': {error}") from error
-    module = kind(config, target, _draft_ids(checkpoint, target.vocab_size))
-    expected = module.state_dict()
-    for name in sorted(set(expected) ^ set(checkpoint.tensors)):
-        raise ModelFileError(f"{path / WEIGHTS}: tensor {name!r} is {'missing' if name in expected else 'unknown'}")
-    for name, tensor in checkpoint.tensors.items():
-        if tensor.shape != expected[name].shape:
-            raise ModelFileError(
-                f"{path / WEIGHTS}: tensor {name!r} has shape {tuple(tensor.shape)}; {tuple(expected[name].shape)} "
-                "is implied by the config"
-            )
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise ModelFileError(f"{path / WEIGHTS}: tensor {name!r} holds a weight that is not finite")
+    path = checkpoint.path
+    check_target(checkpoint, target.backend.spec)
+    config = config_of(checkpoint)
+    module = module_class(checkpoint.method)(config, target, draft_ids_of(checkpoint, target.vocab_size))
+    check_tensors(checkpoint, module.state_dict())
     module.load_state_dict(dict(checkpoint.tensors))
     return module
 
 
-def _draft_ids(checkpoint: Checkpoint, vocab_size: int) -> torch.Tensor | None:
+def config_of(checkpoint: Checkpoint) -> Any:
+    """A checkpoint's architecture as its module's `Config`. Raises `ModelFileError`."""
+    try:
+        return module_class(checkpoint.method).Config(**checkpoint.config)
+    except (TypeError, OptionError) as error:
+        raise ModelFileError(f"{checkpoint.path / CONFIG}: key 'config': {error}") from error
+
+
+def check_tensors(checkpoint: Checkpoint, expected: Mapping[str, torch.Tensor]) -> None:
+    """Raises `ModelFileError` for a tensor that is missing, unknown, of another shape or not finite."""
+    where = checkpoint.path / WEIGHTS
+    for name in sorted(set(expected) ^ set(checkpoint.tensors)):
+        raise ModelFileError(f"{where}: tensor {name!r} is {'missing' if name in expected else 'unknown'}")
+    for name, tensor in checkpoint.tensors.items():
+        if tensor.shape != expected[name].shape:
+            raise ModelFileError(
+                f"{where}: tensor {name!r} has shape {tuple(tensor.shape)}; {tuple(expected[name].shape)} "
+                "is implied by the config"
+            )
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ModelFileError(f"{where}: tensor {name!r} holds a weight that is not finite")
+
+
+def check_target(checkpoint: Checkpoint, spec: DecoderSpec) -> None:
+    """Raises `ModelFileError` for a target other than the one that was trained for."""
+    for key, value in described_target(spec).items():
+        if checkpoint.target.get(key) != value:
+            raise ModelFileError(
+                f"{checkpoint.path}: trained for a target with {key} {checkpoint.target.get(key)} "
+                f"({checkpoint.target.get('name')}); this target's is {value}"
+            )
+
+
+def draft_ids_of(checkpoint: Checkpoint, vocab_size: int) -> torch.Tensor | None:
+    """The target ids it drafts, None for all of them. Raises `ModelFileError`."""
     ids = checkpoint.tensors.get("draft_ids")
     if ids is None:
         return None
