@@ -54,6 +54,10 @@ CONFIG: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+TARGETS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mimo": {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "num_nextn_predict_layers": 1},
+}
 NUM_TOKENS, NUM_DRAFTED = 40, 2
 FLOAT_LIMIT, BFLOAT_LIMIT = 1e-3, 0.1
 """Largest difference that passes, in units of the logits' root mean square: arithmetic in float32 and in bfloat16."""
@@ -61,7 +65,7 @@ FLOAT_LIMIT, BFLOAT_LIMIT = 1e-3, 0.1
 
 @dataclass(frozen=True)
 class Case:
-    """One drafter in one dialect. `method`: vLLM's name of it. `few`: with a draft vocabulary."""
+    """One drafter in one dialect. `method`: vLLM's name of it. `few`: with a draft vocabulary. `target`: of `TARGETS`."""
 
     name: str
     dialect: str
@@ -69,7 +73,7 @@ class Case:
     method: str
     changes: dict[str, str] = field(default_factory=dict)
     few: bool = False
-    layer_ids: str = "auto"
+    target: str = "llama"
 
 
 CASES = (
@@ -83,7 +87,16 @@ CASES = (
         {"taps": "0-4-7", "norm_output": "true", "tap_norm": "true", "num_heads": "8", "num_kv_heads": "2"},
     ),
     Case("eagle3-speculators", "eagle3-speculators", "eagle3", "eagle3", few=True),
-)
+    Case("eagle1", "eagle1", "eagle1", "eagle"),
+    Case("medusa", "medusa-vllm", "medusa", "medusa", {"head": "own", "num_layers": "2", "num_depths": "3"}),
+    Case("medusa-original", "medusa", "medusa", "medusa", {"head": "own", "num_depths": "3"}),
+    Case("medusa-shared", "medusa-vllm", "medusa", "medusa", {"head": "shared", "num_depths": "3"}, few=True),
+    Case("medusa-target", "medusa-vllm", "medusa", "medusa", {"num_depths": "2"}, few=True),
+    Case("mlp", "mlp-speculator", "mlp_speculator", "mlp_speculator", {"inner_width": "96"}),
+    Case("mlp-untied", "mlp-speculator", "mlp_speculator", "mlp_speculator",
+         {"tied": "false", "scale_input": "false", "inner_width": "64"}),
+    Case("mtp-mimo", "mtp-mimo", "mtp", "mtp", {"variant": "mimo", "qkv_bias": "true"}, target="mimo"),
+)  # fmt: skip
 
 
 # -- planted faults: each changes the files of a true export ------------------------------------------
@@ -116,17 +129,51 @@ def swapped_halves(config: dict[str, Any], tensors: Tensors) -> None:
 
 
 def other_residual(config: dict[str, Any], tensors: Tensors) -> None:
-    config["norm_before_residual"] = not config["norm_before_residual"]
+    config["norm_before_residual"] = not config.get("norm_before_residual", False)
 
 
 def other_feedback(config: dict[str, Any], tensors: Tensors) -> None:
-    config["norm_output"] = not config["norm_output"]
+    config["norm_output"] = not config.get("norm_output", False)
 
 
 def swapped_norms(config: dict[str, Any], tensors: Tensors) -> None:
     prefix = "midlayer." if "midlayer.hidden_norm.weight" in tensors else "layers.0."
     one, other = f"{prefix}hidden_norm.weight", f"{prefix}input_layernorm.weight"
     tensors[one], tensors[other] = tensors[other], tensors[one]
+
+
+def swapped_ends(config: dict[str, Any], tensors: Tensors) -> None:
+    """[hidden; embedding] for [embedding; hidden] and the other way round."""
+    name = next(name for name in tensors if name.endswith(("fc.weight", "input_proj.weight")))
+    tensors[name] = torch.cat(tensors[name].chunk(2, dim=1)[::-1], dim=1)
+
+
+def swapped_heads(config: dict[str, Any], tensors: Tensors) -> None:
+    first, second = (f"blocks.{head}.layers.0.weight" for head in (0, 1))
+    tensors[first], tensors[second] = tensors[second], tensors[first]
+
+
+def lost_biases(config: dict[str, Any], tensors: Tensors) -> None:
+    config["medusa_fc_bias"] = False
+
+
+def rotated_ids(config: dict[str, Any], tensors: Tensors) -> None:
+    tensors["token_map"] = tensors["token_map"].roll(1)
+
+
+def swapped_stages(config: dict[str, Any], tensors: Tensors) -> None:
+    first, second = (f"speculator.emb.{stage}.weight" for stage in (0, 1))
+    tensors[first], tensors[second] = tensors[second], tensors[first]
+
+
+def one_head_alone(config: dict[str, Any], tensors: Tensors) -> None:
+    """vLLM's class does not tie the heads of tied speculators: a file with the first alone leaves it with noise."""
+    for name in [name for name in tensors if name.startswith("speculator.head.") and ".0." not in name]:
+        tensors[name] = torch.zeros_like(tensors[name])
+
+
+def unscaled_input(config: dict[str, Any], tensors: Tensors) -> None:
+    config["scale_input"] = not config["scale_input"]
 
 
 FAULTS: tuple[tuple[str, Callable[[dict[str, Any], Tensors], None]], ...] = (
@@ -142,14 +189,23 @@ FAULTS: tuple[tuple[str, Callable[[dict[str, Any], Tensors], None]], ...] = (
     ("eagle3.1", ids_off_by_one),
     ("eagle3.1", other_feedback),
     ("eagle3-speculators", offsets_off_by_one),
+    ("eagle1", swapped_ends),
+    ("medusa", swapped_heads),
+    ("medusa", lost_biases),
+    ("medusa-shared", rotated_ids),
+    ("mlp", unscaled_input),
+    ("mlp", one_head_alone),
+    ("mlp-untied", swapped_stages),
+    ("mtp-mimo", swapped_ends),
 )
 
 
 # -- our side ------------------------------------------------------------------------------------------
 
 
-def make_target(folder: Path) -> None:
-    """A random decoder that vLLM and we read."""
+def make_target(folder: Path, changes: dict[str, Any]) -> None:
+    """A random decoder that vLLM and we read, of Llama's kind or MiMo's."""
+    config = {**CONFIG, **changes}
     generator = torch.Generator().manual_seed(1)
     width, inner = CONFIG["hidden_size"], CONFIG["intermediate_size"]
     queries, keys = (CONFIG[key] * CONFIG["head_dim"] for key in ("num_attention_heads", "num_key_value_heads"))
@@ -171,13 +227,17 @@ def make_target(folder: Path) -> None:
             f"{at}input_layernorm.weight": (width,),
             f"{at}post_attention_layernorm.weight": (width,),
         }
+        if config["model_type"] == "mimo":
+            sizes = {"q": queries, "k": keys, "v": keys}
+            shapes |= {f"{at}self_attn.{part}_proj.bias": (size,) for part, size in sizes.items()}
     tensors = {}
     for name, shape in shapes.items():
         noise = torch.randn(shape, generator=generator)
-        scaled = 1 + 0.2 * noise if len(shape) == 1 else noise * (1.0 if "embed" in name else shape[1] ** -0.5)
+        size = 0.2 if len(shape) == 1 else 1.0 if "embed" in name else shape[1] ** -0.5
+        scaled = noise * size + (1.0 if "norm" in name else 0.0)
         tensors[name] = scaled.to(torch.bfloat16)
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG, indent=1))
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -290,7 +350,7 @@ def _spread(logits: torch.Tensor, ids: torch.Tensor, vocab_size: int) -> torch.T
 @torch.inference_mode()
 def make_case(case: Case, work: Path, number: int) -> Path:
     """Write a case's native drafter, its export and what we expect of it."""
-    target, info = open_target(work / "target")
+    target, info = open_target(work / f"target-{case.target}")
     module = random_module(case, info, seed=100 + number)
     generator = torch.Generator().manual_seed(number)
     tokens = torch.randint(3, info.vocab_size, (NUM_TOKENS,), generator=generator)
@@ -299,13 +359,12 @@ def make_case(case: Case, work: Path, number: int) -> Path:
     native = folder / "native"
     save_module(native, case.drafter, module.to(torch.bfloat16), "tiny", info, {})
     module.to(torch.float32)
-    choices = Choices(layer_ids=case.layer_ids)
-    exported = export(read_native(native, target), dialect_named(case.dialect), target, choices)
+    exported = export(read_native(native, target), dialect_named(case.dialect), target, Choices())
     write_export(exported, folder / "export")
     logits = our_logits(module, info, tokens, drafted)
     expected = {f"logits.{depth}": each.float() for depth, each in enumerate(logits)}
     save_file({"tokens": tokens, "drafted": drafted, **expected}, folder / "expected.safetensors")
-    (folder / "case.json").write_text(json.dumps({"target": "target", "method": case.method}))
+    (folder / "case.json").write_text(json.dumps({"target": f"target-{case.target}", "method": case.method}))
     return folder
 
 
@@ -316,11 +375,12 @@ def plant(work: Path, name: str, fault: Callable[[dict[str, Any], Tensors], None
     for file in ("expected.safetensors", "case.json"):
         (folder / file).write_bytes((true / file).read_bytes())
     config = json.loads((true / "export" / "config.json").read_text())
-    tensors = load_file(true / "export" / "model.safetensors")
+    weights = next((true / "export").glob("*.safetensors"))
+    tensors = load_file(weights)
     fault(config, tensors)
     (folder / "export" / "config.json").write_text(json.dumps(config))
     contiguous = {key: tensor.contiguous() for key, tensor in tensors.items()}
-    save_file(contiguous, folder / "export" / "model.safetensors", metadata={"format": "pt"})
+    save_file(contiguous, folder / "export" / weights.name, metadata={"format": "pt"})
     return folder
 
 
@@ -345,7 +405,8 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)
-        make_target(work / "target")
+        for name, changes in TARGETS.items():
+            make_target(work / f"target-{name}", changes)
         cases = [case for case in CASES if case.name.startswith(options.only)]
         true = [make_case(case, work, number) for number, case in enumerate(cases)]
         names = {case.name for case in cases}

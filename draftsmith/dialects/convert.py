@@ -1,25 +1,39 @@
 """Conversion of drafters between the layout of this package and published ones: read, check, write.
 
 Called by the command line. A dialect gives names and meanings; here every tensor is accounted for: those that are
-missing, unknown, misshapen, not finite, or a copy of the target's that differs from it are refused by name. Invariant:
-nothing is written before everything was checked, and a directory appears whole or not at all.
+missing, unknown, misshapen, not finite, or a copy of the target's that differs from it are refused by name. Invariants:
+nothing is written before everything was checked; an export read back is, bit for bit, what it was made of.
 
-Shape letters: V vocabulary, D width.
+Shape letters: V vocabulary, D width, U draft vocabulary.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from draftsmith.dialects.dialect import Choices, Described, Dialect, Note, Part, Spelling, Target, narrowest
+from draftsmith.dialects.dialect import (
+    EXPORT_FORMAT,
+    MARK,
+    Choices,
+    Described,
+    Dialect,
+    Note,
+    Spelling,
+    Target,
+    mark_of,
+    marked_ids,
+)
 from draftsmith.dialects.expected import expected_tensors
-from draftsmith.dialects.published import CONFIG, Published, write_json, write_pickle
+from draftsmith.dialects.published import CONFIG, Published, in_memory, write_json, write_pickle
+from draftsmith.dialects.taking import check_copies, draft_rows, shifted, take
 from draftsmith.drafters.checkpoint import (
     Checkpoint,
     check_target,
@@ -29,17 +43,13 @@ from draftsmith.drafters.checkpoint import (
     draft_ids_of,
     read_checkpoint,
 )
-from draftsmith.errors import ModelFileError, UnsupportedError
+from draftsmith.errors import ModelFileError, OptionError, UnsupportedError
 from draftsmith.io.staging import staged_directory
-
-_ALIKE = 0.99
-"""Least mean cosine of rows of a matrix that passes for the target's own; formats of few bits lose that much."""
-_SAMPLED_ROWS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """A drafter in native layout, not written yet."""
+    """A drafter in native layout, not written yet, and how it was translated."""
 
     checkpoint: Checkpoint
     notes: tuple[Note, ...]
@@ -47,9 +57,9 @@ class Imported:
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """A drafter in a published layout, not written yet."""
+    """A drafter in a published layout, not written yet, and how it was translated."""
 
-    config: Mapping[str, object]
+    config: Mapping[str, Any]
     tensors: Mapping[str, torch.Tensor]
     weights_file: str
     notes: tuple[Note, ...]
@@ -65,133 +75,136 @@ def read_native(path: Path, target: Target) -> Checkpoint:
 
 
 def import_published(published: Published, dialect: Dialect, target: Target, choices: Choices, path: Path) -> Imported:
-    """Translate a published checkpoint; `path`: where it will be written. Raises `ModelFileError` and others."""
-    described = dialect.describe(published, target, choices)
-    expected = expected_tensors(described.method, described.config, target.spec, described.draft_ids)
-    spelling = dialect.spelling(described.config, expected)
+    """Translate a published checkpoint; `path`: where it will be written.
+
+    Raises `ModelFileError` for what is wrong with the files, `UnsupportedError` for what we do not compute.
+    """
+    published = dialect.prepare(published)
+    described, method = _described(published, dialect, target, choices)
+    expected = expected_tensors(method, described.config, target.spec, described.draft_ids)
+    spelling = dialect.spelling(described.config, expected, target)
     tensors: dict[str, torch.Tensor] = {}
-    used = set(described.used)
     for name, like in expected.items():
         if name == "draft_ids":
             assert described.draft_ids is not None
             tensors[name] = described.draft_ids
-            continue
-        tensors[name] = _taken(published, spelling, name, like, described)
-        used.update(spelling.names[name])
-    notes = [*described.notes, *_from_target(published, spelling, target)]
-    used |= set(spelling.from_target)
-    for name in sorted(published.names - used):
-        if dialect.concerns(name):
-            raise ModelFileError(f"{published.path}: tensor {name!r} is unknown to {dialect.title}")
+        else:
+            tensors[name] = take(published, spelling, name, tuple(like.shape), described.rows)
+    head_ids = None if dialect.marks_ids else described.draft_ids
+    notes = [*described.notes, *check_copies(published, spelling, target, head_ids)]
+    _refuse_unknown(published, dialect, target, spelling, described)
     checkpoint = Checkpoint(
         path=path,
-        method=described.method,
+        method=method,
         config=dataclasses.asdict(described.config),
         target={"name": target.name, **described_target(target.spec)},
-        about=described.about,
+        about=dict(mark_of(published).get("about", {})),
         tensors=tensors,
     )
     check_tensors(checkpoint, expected)
     return Imported(checkpoint=checkpoint, notes=tuple(notes))
 
 
-def _taken(
-    published: Published, spelling: Spelling, name: str, like: torch.Tensor, described: Described
-) -> torch.Tensor:
-    """One native tensor from the published one, and a look at its copies."""
-    first, *copies = spelling.names[name]
-    if first not in published.names and first in spelling.optional:
-        dtype = published.load(next(iter(sorted(published.names)))).dtype
-        return torch.zeros(like.shape, dtype=dtype if dtype.is_floating_point else torch.float32)
-    if first not in published.names:
-        raise ModelFileError(f"{published.path}: tensor {first!r} is missing")
-    tensor = _loaded(published, first, tuple(like.shape))
-    for copy in copies:
-        if copy in published.names and not torch.equal(_loaded(published, copy, tuple(like.shape)), tensor):
-            raise ModelFileError(f"{published.path}: tensors {first!r} and {copy!r} are one in this drafter and differ")
-    if described.rows is not None and name.startswith(("lm_head.", "lm_heads.")):
-        tensor = tensor[described.rows]
-    return shifted(tensor, 1) if name in spelling.less_one else tensor
+def _described(published: Published, dialect: Dialect, target: Target, choices: Choices) -> tuple[Described, str]:
+    """What the config means, with what an export of ours has left beside it; and the native method."""
+    described = dialect.describe(published, target, choices)
+    mark = mark_of(published)
+    method = str(mark.get("method", dialect.methods[0]))
+    if method not in dialect.methods:
+        raise ModelFileError(f"{published.path}: config key '{MARK}.method' is {method!r}, not of {dialect.name}")
+    fields = {key: value for key, value in mark.get("config", {}).items() if key not in choices.changes}
+    for key in sorted(set(fields) - dialect.unsaid):
+        raise ModelFileError(f"{published.path}: config key '{MARK}.config.{key}' is not expected there")
+    try:
+        config = dataclasses.replace(described.config, **fields)
+    except (TypeError, OptionError) as error:
+        raise ModelFileError(f"{published.path}: config key '{MARK}.config': {error}") from error
+    ids = marked_ids(published, target.spec.vocab_size) if dialect.marks_ids else described.draft_ids
+    return dataclasses.replace(described, config=config, draft_ids=ids), method
 
 
-def _loaded(published: Published, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    found = published.shape(name)
-    if found != shape:
-        raise ModelFileError(
-            f"{published.path}: tensor {name!r} has shape {found}; {shape} is implied by config and target"
-        )
-    tensor = published.load(name)
-    if not tensor.is_floating_point():
-        raise ModelFileError(f"{published.path}: tensor {name!r} is of {tensor.dtype}; floating point is needed")
-    if not bool(torch.isfinite(tensor).all()):
-        raise ModelFileError(f"{published.path}: tensor {name!r} holds a weight that is not finite")
-    return tensor
-
-
-def shifted(tensor: torch.Tensor, by: int) -> torch.Tensor:
-    """A norm's weights more or less 1, in a type that holds them exactly: the tensor's own where that does."""
-    return narrowest(tensor.to(torch.float64) + by, tensor.dtype)
-
-
-def _from_target(published: Published, spelling: Spelling, target: Target) -> list[Note]:
-    """Compare what should be the target's own with it. Raises `ModelFileError` when it is something else."""
-    notes = []
-    for name, (part, always) in spelling.from_target.items():
-        if name not in published.names:
-            if always:
-                raise ModelFileError(f"{published.path}: tensor {name!r} is missing")
-            notes.append(Note(part, f"the target's (no {name!r} in the file)"))
-            continue
-        found = _loaded(published, name, (target.spec.vocab_size, target.spec.width))
-        likeness = _likeness(found, target.matrix(part))
-        if likeness < _ALIKE:
-            raise ModelFileError(
-                f"{published.path}: tensor {name!r} is not the {part} of {target.name} (mean cosine {likeness:.3f}); "
-                f"drafters with one of their own are not supported"
-            )
-        exact = "the same" if likeness == 1.0 else f"mean cosine {likeness:.4f}"
-        notes.append(Note(part, f"the target's; {name!r} is left out ({exact})"))
-    return notes
-
-
-def _likeness(found_VD: torch.Tensor, own_VD: torch.Tensor) -> float:
-    """1.0 for equal matrices, else the mean cosine of some rows."""
-    if torch.equal(found_VD.float(), own_VD.float()):
-        return 1.0
-    rows = torch.linspace(0, len(found_VD) - 1, min(_SAMPLED_ROWS, len(found_VD))).long()
-    cosines = torch.nn.functional.cosine_similarity(found_VD[rows].float(), own_VD[rows].float(), dim=-1)
-    return min(float(cosines.nan_to_num(0).mean()), 1 - 1e-9)
+def _refuse_unknown(
+    published: Published, dialect: Dialect, target: Target, spelling: Spelling, described: Described
+) -> None:
+    used = set(described.used) | set(spelling.from_target) | dialect.unread
+    for table in (spelling.names, spelling.aliases, spelling.rows):
+        used.update(name for names in table.values() for name in names)
+    for name in sorted(published.names - used):
+        if dialect.concerns(name, target):
+            raise ModelFileError(f"{published.path}: tensor {name!r} is unknown to {dialect.title}")
 
 
 def export(checkpoint: Checkpoint, dialect: Dialect, target: Target, choices: Choices) -> Exported:
     """Translate a native checkpoint. Raises `UnsupportedError` for what the dialect cannot say."""
     if checkpoint.method not in dialect.methods:
-        held = ", ".join(sorted(dialect.methods))
+        held = ", ".join(dialect.methods)
         raise UnsupportedError(f"{dialect.name} holds drafters of {held}, not of {checkpoint.method}")
     config, notes = dialect.config(checkpoint, target, choices)
-    native = config_of(checkpoint)
-    spelling = dialect.spelling(native, checkpoint.tensors)
+    config[MARK] = _mark(checkpoint, dialect, config.pop(MARK, {}))
+    ids = checkpoint.tensors.get("draft_ids")
+    if ids is not None and dialect.marks_ids:
+        notes.append(Note("draft ids", f"{len(ids)} here; others draft all, for the head is the target's own"))
     tensors = dialect.vocabulary(checkpoint, target.spec.vocab_size)
-    for name, tensor in checkpoint.tensors.items():
-        if name == "draft_ids":
-            continue
-        written = shifted(tensor, -1) if name in spelling.less_one else tensor
-        for place, published in enumerate(spelling.names[name]):
-            tensors[published] = written if place == 0 or dialect.weights_file.endswith(".pt") else written.clone()
+    spelling = dialect.spelling(config_of(checkpoint), checkpoint.tensors, target)
+    tensors |= _spelled(checkpoint, dialect, spelling)
     for name, (part, always) in spelling.from_target.items():
         if always or choices.with_target:
-            tensors[name] = target_rows(target, part, checkpoint)
+            tensors[name] = draft_rows(target.matrix(part), part, None if dialect.marks_ids else ids)
             notes.append(Note(part, f"the target's, written as {name!r}"))
         else:
             notes.append(Note(part, "the target's, left out"))
-    return Exported(config=config, tensors=tensors, weights_file=dialect.weights_file, notes=tuple(notes))
+    exported = Exported(config=config, tensors=tensors, weights_file=dialect.weights_file, notes=tuple(notes))
+    _read_back(exported, checkpoint, dialect, target)
+    return exported
 
 
-def target_rows(target: Target, part: Part, checkpoint: Checkpoint) -> torch.Tensor:
-    """The target's matrix for a drafter that writes it: of the draft ids alone where it is the head."""
-    matrix = target.matrix(part)
+def _mark(checkpoint: Checkpoint, dialect: Dialect, more: Mapping[str, Any]) -> dict[str, Any]:
+    """What the dialect has no word for, so that the way back loses nothing."""
     ids = checkpoint.tensors.get("draft_ids")
-    return matrix if ids is None or part == "embedding" else matrix[ids]
+    config = dataclasses.asdict(config_of(checkpoint))
+    marked = {"draft_ids": ids.tolist()} if ids is not None and dialect.marks_ids else {}
+    return {
+        "export": EXPORT_FORMAT,
+        "method": checkpoint.method,
+        "config": {key: value for key, value in config.items() if key in dialect.unsaid},
+        "about": dict(checkpoint.about),
+        **marked,
+        **more,
+    }
+
+
+def _spelled(checkpoint: Checkpoint, dialect: Dialect, spelling: Spelling) -> dict[str, torch.Tensor]:
+    """Tensors under their published names."""
+    shares = dialect.weights_file.endswith(".pt")  # safetensors want memory of its own for every tensor
+    leaves_biases = bool(spelling.biases) and not any(bool(checkpoint.tensors[name].any()) for name in spelling.biases)
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in checkpoint.tensors.items():
+        if name == "draft_ids" or (leaves_biases and name in spelling.biases):
+            continue
+        if name in spelling.rows:
+            found |= {row_name: row.clone() for row_name, row in zip(spelling.rows[name], tensor, strict=True)}
+            continue
+        written = tensor
+        if name in spelling.less_one:
+            written = shifted(tensor, -1, checkpoint.tensors["fc.weight"].dtype)
+        for place, published in enumerate(spelling.names[name]):
+            found[published] = written if place == 0 or shares else written.clone()
+    return found
+
+
+def _read_back(exported: Exported, checkpoint: Checkpoint, dialect: Dialect, target: Target) -> None:
+    """Raises `UnsupportedError` when an export would come back as another drafter."""
+    config = json.loads(json.dumps(exported.config))
+    published = in_memory(Path(f"<{dialect.name}>"), config, exported.tensors)
+    again = import_published(published, dialect, target, Choices(), checkpoint.path).checkpoint
+    for key, value in dataclasses.asdict(config_of(checkpoint)).items():
+        found = dataclasses.asdict(config_of(again))[key]
+        if found != value:
+            raise UnsupportedError(f"{dialect.name} cannot say {key} = {value!r}: it would be read as {found!r}")
+    for name, tensor in checkpoint.tensors.items():
+        other = again.tensors.get(name)
+        if other is None or other.dtype != tensor.dtype or not torch.equal(other, tensor):
+            raise UnsupportedError(f"{dialect.name} cannot hold the tensor {name!r} as it is")
 
 
 def write_export(exported: Exported, path: Path) -> None:

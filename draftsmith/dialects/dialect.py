@@ -9,7 +9,6 @@ Shape letters: V vocabulary, D width, U draft vocabulary.
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 
 from draftsmith.dialects.published import Published
-from draftsmith.drafters.checkpoint import Checkpoint, config_of
+from draftsmith.drafters.checkpoint import Checkpoint
 from draftsmith.errors import ModelFileError
 from draftsmith.io.files import ModelFiles
 from draftsmith.models.spec import DecoderSpec
@@ -46,10 +45,11 @@ class Target:
     files: ModelFiles
 
     def matrix(self, part: Part) -> torch.Tensor:
-        """Embedding or head [V, D] as stored, in the narrowest common type its values fit (GGUF blocks: float32)."""
+        """Embedding or head [V, D], in the narrowest common type that holds the stored values."""
         reader = TensorReader(self.spec, self.files.load)
         name = reader.embedding_name if part == "embedding" else reader.head_name
-        return narrowest(reader.named(name, (self.spec.vocab_size, self.spec.width)))
+        matrix = reader.named(name, (self.spec.vocab_size, self.spec.width))
+        return narrowest(matrix, torch.bfloat16, torch.float16, torch.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,17 +67,15 @@ class Choices:
 
 @dataclass(frozen=True, kw_only=True)
 class Described:
-    """What a published config means. `method`, `config`: the native ones. `draft_ids`: ascending target ids [U], None
-    for all. `rows`: order in which the published head rows become ascending, None if they are. `used`: tensors that
-    were read for this. `about`: history that travels with the weights.
+    """What a published config means. `config`: the native one. `draft_ids`: ascending target ids [U], None for all.
+    `rows`: order in which the published head rows become ascending, None if they are. `used`: tensors that were read
+    for this.
     """
 
-    method: str
     config: Any
     draft_ids: torch.Tensor | None = None
     rows: torch.Tensor | None = None
     used: frozenset[str] = frozenset()
-    about: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
 
 
@@ -92,15 +90,18 @@ class FromTarget(NamedTuple):
 class Spelling:
     """Names of a drafter's tensors in a dialect.
 
-    `names`: native name -> published names; the first must be there, others are copies of it. `from_target`: published
-    names of the target's own matrices. `less_one`: native names of norms that are published less 1. `optional`:
-    published names that may be missing and are zero then.
+    `names`: native name -> published names; the first must be there, others are copies of it. `aliases`: further copies
+    that are understood and not written. `rows`: native tensors whose rows are published one by one. `from_target`:
+    published names of the target's own matrices. `less_one`: native names of norms that are published less 1.
+    `biases`: native names that are all left out where all are zero.
     """
 
     names: Mapping[str, tuple[str, ...]]
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    rows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     from_target: Mapping[str, FromTarget] = field(default_factory=dict)
     less_one: frozenset[str] = frozenset()
-    optional: frozenset[str] = frozenset()
+    biases: frozenset[str] = frozenset()
 
 
 class Dialect(ABC):
@@ -109,29 +110,40 @@ class Dialect(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     """What people call it, for listings and messages."""
-    methods: ClassVar[frozenset[str]]
-    """Drafters it can hold."""
+    methods: ClassVar[tuple[str, ...]]
+    """Drafters it can hold; the first is what an import becomes."""
     weights_file: ClassVar[str] = "model.safetensors"
     unsaid: ClassVar[frozenset[str]] = frozenset()
     """Fields of the native config that the dialect has no word for; they travel under `MARK`."""
+    marks_ids: ClassVar[bool] = False
+    """Whether a draft vocabulary travels under `MARK`: others draft all ids, with the target's own head."""
+    unread: ClassVar[frozenset[str]] = frozenset()
+    """Published tensors that nobody reads."""
 
     @abstractmethod
     def recognises(self, published: Published) -> bool:
         """Whether a checkpoint is of this dialect."""
+
+    def prepare(self, published: Published) -> Published:
+        """The checkpoint under the names that the rest of the dialect uses, where others occur."""
+        return published
 
     @abstractmethod
     def describe(self, published: Published, target: Target, choices: Choices) -> Described:
         """What the config (and the tensors that belong to it) mean. Raises `ModelFileError`, `UnsupportedError`."""
 
     @abstractmethod
-    def spelling(self, config: Any, native: Iterable[str]) -> Spelling:
+    def spelling(self, config: Any, native: Iterable[str], target: Target) -> Spelling:
         """How native tensors of these names are spelt."""
 
     @abstractmethod
     def config(self, checkpoint: Checkpoint, target: Target, choices: Choices) -> tuple[dict[str, Any], list[Note]]:
-        """A published config. Raises `UnsupportedError` for what the dialect cannot express."""
+        """A published config, and what was translated. What stands under `MARK` is added to the mark.
 
-    def concerns(self, name: str) -> bool:
+        Raises `UnsupportedError` for what the dialect cannot express.
+        """
+
+    def concerns(self, name: str, target: Target) -> bool:
         """Whether a published tensor is the dialect's to account for; a whole model's others are not."""
         return True
 
@@ -153,31 +165,24 @@ def mark_of(published: Published) -> Mapping[str, Any]:
     return mark
 
 
-def make_mark(checkpoint: Checkpoint, unsaid: frozenset[str], **more: Any) -> dict[str, Any]:
-    """The value of `MARK` in an exported config."""
-    config = dataclasses.asdict(config_of(checkpoint))
-    return {
-        "export": EXPORT_FORMAT,
-        "method": checkpoint.method,
-        "config": {key: value for key, value in config.items() if key in unsaid},
-        "about": dict(checkpoint.about),
-        **more,
-    }
+def marked_ids(published: Published, vocab_size: int) -> torch.Tensor | None:
+    """The draft vocabulary that the mark holds. Raises `ModelFileError`."""
+    ids = mark_of(published).get("draft_ids")
+    if ids is None:
+        return None
+    if not isinstance(ids, list) or not ids or not all(type(index) is int for index in ids):
+        raise ModelFileError(f"{published.path}: config key '{MARK}.draft_ids' must be a list of ids")
+    found = torch.tensor(ids)
+    if ids[0] < 0 or ids[-1] >= vocab_size or not bool((found[1:] > found[:-1]).all()):
+        raise ModelFileError(f"{published.path}: config key '{MARK}.draft_ids' must rise from 0 to below {vocab_size}")
+    return found
 
 
-def unsaid_fields(published: Published, dialect: type[Dialect]) -> dict[str, Any]:
-    """Fields of the native config that the mark holds. Raises `ModelFileError` for one that is not its to hold."""
-    fields = dict(mark_of(published).get("config", {}))
-    for key in sorted(set(fields) - dialect.unsaid):
-        raise ModelFileError(f"{published.path}: config key '{MARK}.config.{key}' is not expected there")
-    return fields
-
-
-def narrowest(tensor: torch.Tensor, *also: torch.dtype) -> torch.Tensor:
-    """The tensor in the narrowest of bfloat16, float16, float32 (and `also` first) that holds its values exactly."""
-    for dtype in (*also, torch.bfloat16, torch.float16, torch.float32):
+def narrowest(tensor: torch.Tensor, *dtypes: torch.dtype) -> torch.Tensor:
+    """The tensor in the first of some types that holds its values exactly, else as it is."""
+    for dtype in dtypes:
         cast = tensor.to(dtype)
-        if dtype.itemsize <= tensor.dtype.itemsize and torch.equal(cast.to(tensor.dtype), tensor):
+        if torch.equal(cast.to(tensor.dtype), tensor):
             return cast
     return tensor
 

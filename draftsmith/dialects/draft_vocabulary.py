@@ -42,10 +42,24 @@ def read_vocabulary(
             if not _is_same(offsets, marked):
                 raise ModelFileError(f"{where}: tensors {OFFSETS!r} and {MASK!r} do not name the same ids")
             ids, kind = offsets, "ids (the mask says so)"
-    if int(ids.min()) < 0 or int(ids.max()) >= vocab_size or len(ids.unique()) != draft_size:
-        raise ModelFileError(f"{where}: tensor {OFFSETS!r} must name distinct ids from 0 to {vocab_size - 1}")
-    order = None
-    note = f"{draft_size} of {vocab_size}, d2t holds {kind}"
+    return _ascending(published, OFFSETS, ids, vocab_size, f"{OFFSETS} holds {kind}")
+
+
+def read_ids(
+    published: Published, name: str, vocab_size: int, draft_size: int
+) -> tuple[torch.Tensor, torch.Tensor | None, Note]:
+    """As `read_vocabulary`, of a tensor that lists the ids themselves."""
+    ids = _integers(published, name, draft_size)
+    return _ascending(published, name, ids, vocab_size, f"listed by {name}")
+
+
+def _ascending(
+    published: Published, name: str, ids: torch.Tensor, vocab_size: int, how: str
+) -> tuple[torch.Tensor, torch.Tensor | None, Note]:
+    """Ids in ascending order, and the order of rows that makes them so. Raises `ModelFileError`."""
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab_size or len(ids.unique()) != len(ids):
+        raise ModelFileError(f"{published.path}: tensor {name!r} must name distinct ids from 0 to {vocab_size - 1}")
+    order, note = None, f"{len(ids)} of {vocab_size}, {how}"
     if not bool((ids[1:] > ids[:-1]).all()):
         ids, order = ids.sort()
         note += "; not ascending in the file, so the head's rows are sorted"

@@ -14,6 +14,7 @@ from typing import Any, final
 import torch
 
 from draftsmith.dialects.dialect import (
+    MARK,
     Choices,
     Described,
     Dialect,
@@ -22,7 +23,6 @@ from draftsmith.dialects.dialect import (
     Spelling,
     Target,
     check_size,
-    make_mark,
     mark_of,
 )
 from draftsmith.dialects.draft_vocabulary import MASK, OFFSETS, read_vocabulary, write_vocabulary
@@ -41,10 +41,10 @@ SWITCHES = ("norm_before_residual", "norm_output", "fc_norm")
 class Eagle3Dialect(Dialect):
     """What both spellings of EAGLE-3 share."""
 
-    methods = frozenset({"eagle3"})
+    methods = ("eagle3",)
     layer_prefix: str
 
-    def spelling(self, config: Any, native: Iterable[str]) -> Spelling:
+    def spelling(self, config: Any, native: Iterable[str], target: Target) -> Spelling:
         names = layer_names(self.layer_prefix, config)
         for part in ("input_layernorm", "hidden_norm"):
             names[f"{part}.weight"] = (f"{self.layer_prefix}{part}.weight",)
@@ -95,14 +95,11 @@ def describe_eagle3(
     if HEAD not in published.names:
         raise ModelFileError(f"{where}: tensor {HEAD!r} is missing")
     draft_ids, rows, ids_note = read_vocabulary(published, spec.vocab_size, published.shape(HEAD)[0])
-    mark = mark_of(published)
     return Described(
-        method="eagle3",
         config=config,
         draft_ids=draft_ids,
         rows=rows,
         used=frozenset({OFFSETS, MASK} & published.names),
-        about=mark.get("about", {}),
         notes=(taps_note, ids_note, positions, *switch_notes(config)),
     )
 
@@ -136,11 +133,11 @@ class Eagle3(Eagle3Dialect):
         if inner.get("use_aux_hidden_state") is False:
             raise UnsupportedError(f"{published.path}: EAGLE-3 without taps ('use_aux_hidden_state') is not supported")
         switches = {key: _flag(published, key) for key in SWITCHES}
-        if not mark and not switches["fc_norm"]:
+        if not mark and not switches["fc_norm"] and "norm_output" not in choices.changes:
             if given.get("norm_output") is False:
                 raise UnsupportedError(
                     f"{published.path}: 'norm_output' false is no norm before the head in SpecForge, which is not "
-                    "supported; remove the key if it means that the output is fed back as it is"
+                    "supported; where it only means that outputs are fed back as they are: --set norm_output=false"
                 )
             switches["norm_output"] = False
         convention = choices.layer_ids if choices.layer_ids != "auto" else mark.get("layer_ids", "auto")
@@ -156,18 +153,24 @@ class Eagle3(Eagle3Dialect):
             "architectures": ["LlamaForCausalLMEagle3"],
             **layer_config(native, target.spec.vocab_size, target.spec.max_context),
             "draft_vocab_size": target.spec.vocab_size if ids is None else len(ids),
+        }
+        # Left out where false: SpecForge takes `norm_output` false for something else.
+        said = {
             "norm_before_residual": native.norm_before_residual,
             "norm_output": native.norm_output,
             "fc_norm": native.tap_norm,
         }
+        config |= {key: True for key, value in said.items() if value}
         convention = "applied" if choices.layer_ids == "auto" else choices.layer_ids
-        more: dict[str, Any] = {}
         if native.taps == default_taps(target.spec.num_layers) and choices.layer_ids == "auto":
             note = Note("taps", f"no ids written: 2, L/2, L-3 of {target.spec.num_layers} layers is what loaders take")
         else:
             config[IDS], note = ids_of(native.taps, convention)
-            more = {"layer_ids": convention}
-        return {**config, "draftsmith": make_mark(checkpoint, self.unsaid, **more)}, [note, *switch_notes(native)]
+            config[MARK] = {"layer_ids": convention}
+        notes = [note, *switch_notes(native)]
+        if native.norm_output:
+            notes.append(Note("norm_output", "as vLLM reads it; eagle3-speculators says it without doubt"))
+        return config, notes
 
 
 def _flag(published: Published, key: str) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, final
 
-from draftsmith.dialects.dialect import Choices, Described, Note, Target, make_mark
+from draftsmith.dialects.dialect import Choices, Described, Note, Target
 from draftsmith.dialects.eagle3 import IDS, SWITCHES, Eagle3Dialect, describe_eagle3, switch_notes
 from draftsmith.dialects.layer_ids import ids_of
 from draftsmith.dialects.llama_layer import layer_config
@@ -81,6 +81,5 @@ class Eagle3Speculators(Eagle3Dialect):
             "fc_norm": native.tap_norm,
             "tie_word_embeddings": False,
             IDS: written,
-            "draftsmith": make_mark(checkpoint, self.unsaid),
         }
         return config, [note, *switch_notes(native)]

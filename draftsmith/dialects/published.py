@@ -7,9 +7,9 @@ in it is refused and never run; tensors of safetensors are read when asked for; 
 
 from __future__ import annotations
 
-import io
 import json
 import pickle
+import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,24 +33,47 @@ _NO_WEIGHTS = frozenset({"training_args.bin", "optimizer.pt", "scheduler.pt", "r
 class Published:
     """A checkpoint of another project. `path`: its directory or file; `config`: its config, empty if it has none."""
 
-    def __init__(self, path: Path, config: Mapping[str, Any], files: Mapping[str, Any], shapes: Mapping[str, Any]):
-        """Use `open_published`. `files`: of each tensor the open file (safetensors) or the tensor itself."""
+    def __init__(
+        self,
+        path: Path,
+        config: Mapping[str, Any],
+        files: Mapping[str, Any],
+        shapes: Mapping[str, tuple[int, ...]],
+        stored: Mapping[str, str] = types.MappingProxyType({}),
+    ) -> None:
+        """Use `open_published`. `files`: of each tensor the open file (safetensors) or the tensor itself. `stored`: its
+        name in that file where it is another.
+        """
         self.path = path
         self.config = config
         self._files = files
         self._shapes = shapes
+        self._stored = stored
 
     @property
     def names(self) -> frozenset[str]:
         """Names of all tensors."""
         return frozenset(self._files)
 
+    def renamed(self, names: Mapping[str, str]) -> Published:
+        """The same checkpoint with other names, each given by its present one. Raises `ModelFileError` for a clash."""
+        fresh = {names.get(name, name): name for name in self._files}
+        if len(fresh) < len(self._files):
+            lost = next(name for name in self._files if fresh[names.get(name, name)] != name)
+            raise ModelFileError(f"{self.path}: tensor {lost!r} stands there under two names")
+        return Published(
+            self.path,
+            self.config,
+            {new: self._files[old] for new, old in fresh.items()},
+            {new: self._shapes[old] for new, old in fresh.items()},
+            {new: self._stored.get(old, old) for new, old in fresh.items()},
+        )
+
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape; raises `ModelFileError` when there is none of that name."""
         if name not in self._shapes:
             raise ModelFileError(f"{self.path}: tensor {name!r} is missing")
-        shape: tuple[int, ...] = self._shapes[name]
-        return shape
+        return self._shapes[name]
 
     def load(self, name: str) -> torch.Tensor:
         """A tensor as stored. Raises `ModelFileError`."""
@@ -59,8 +82,13 @@ class Published:
         if isinstance(found, torch.Tensor):
             return found.contiguous()
         with _readable(self.path):
-            tensor: torch.Tensor = found.get_tensor(name)
+            tensor: torch.Tensor = found.get_tensor(self._stored.get(name, name))
             return tensor
+
+
+def in_memory(path: Path, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Published:
+    """A checkpoint that lies nowhere yet. `path`: its name in messages."""
+    return Published(path, config, tensors, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
 
 
 def open_published(source: str) -> Published:
@@ -119,7 +147,7 @@ def _tensors_of(file: Path) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
 def _read_pickle(file: Path) -> dict[str, torch.Tensor]:
     """The tensors of a file that PyTorch has written. Nothing but tensors is taken out of it."""
     try:
-        found = torch.load(io.BytesIO(file.read_bytes()), map_location="cpu", weights_only=True)
+        found = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         first = str(error).strip().splitlines()[0].split(". ")[0]
         raise ModelFileError(

@@ -18,6 +18,15 @@ DIALECTS: Mapping[str, str] = types.MappingProxyType(
     {
         "eagle3-speculators": "draftsmith.dialects.eagle3_speculators:Eagle3Speculators",
         "eagle3": "draftsmith.dialects.eagle3:Eagle3",
+        "mlp-speculator": "draftsmith.dialects.mlp_speculator:MlpSpeculator",
+        "medusa-vllm": "draftsmith.dialects.medusa_vllm:MedusaVllm",
+        "medusa": "draftsmith.dialects.medusa:Medusa",
+        "medusa2": "draftsmith.dialects.medusa:Medusa2",
+        "hydra": "draftsmith.dialects.hydra:Hydra",
+        "mtp-deepseek": "draftsmith.dialects.mtp:MtpDeepSeek",
+        "mtp-qwen": "draftsmith.dialects.mtp:MtpQwen",
+        "mtp-mimo": "draftsmith.dialects.mtp:MtpMimo",
+        "eagle1": "draftsmith.dialects.eagle1:Eagle1",
     }
 )
 

@@ -82,7 +82,7 @@ def described_target(spec: DecoderSpec) -> dict[str, int]:
 
 
 def save_checkpoint(checkpoint: Checkpoint, *, texts: Mapping[str, str] = types.MappingProxyType({})) -> None:
-    """Write a checkpoint to its path, in place of what is there. `texts`: files beside it, by name. Raises `OSError`."""
+    """Write a checkpoint to its path, in place of what is there; `texts` as for `save_module`. Raises `OSError`."""
     described = {
         "draftsmith": FORMAT,
         "method": checkpoint.method,
@@ -146,7 +146,6 @@ def load_module(path: Path, method: str, target: TargetInfo) -> DraftModule:
 
 def build_module(checkpoint: Checkpoint, target: TargetInfo) -> DraftModule:
     """A checkpoint's module. Raises `ModelFileError` for a wrong target, config or tensor."""
-    path = checkpoint.path
     check_target(checkpoint, target.backend.spec)
     config = config_of(checkpoint)
     module = module_class(checkpoint.method)(config, target, draft_ids_of(checkpoint, target.vocab_size))
