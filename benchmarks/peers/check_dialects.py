@@ -65,7 +65,7 @@ FLOAT_LIMIT, BFLOAT_LIMIT = 1e-3, 0.1
 
 @dataclass(frozen=True)
 class Case:
-    """One drafter in one dialect. `method`: vLLM's name of it. `few`: with a draft vocabulary. `target`: of `TARGETS`."""
+    """One drafter in one dialect. `method`: vLLM's name. `few`: with a draft vocabulary. `target`: of `TARGETS`."""
 
     name: str
     dialect: str

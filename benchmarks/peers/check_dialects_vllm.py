@@ -7,6 +7,7 @@ far they are from the logits in the case's `expected.safetensors`. One JSON line
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
@@ -68,7 +69,7 @@ class Runner:
                 positions=slots,
             )
             metadata[name] = builder.build(0, common)
-        mapping = {name: slots for name in self._builders}
+        mapping = dict.fromkeys(self._builders, slots)
         with set_forward_context(metadata, self.config, num_tokens=num_rows, slot_mapping=mapping):
             return self.model(*arguments, **named)
 
@@ -90,16 +91,21 @@ def loaded(model: Any, folder: Path, config: Any) -> Any:
     return model
 
 
-def make_config(target: Path, drafter: Path, method: str, dtype: str) -> Any:
-    """vLLM's configuration of target and drafter as its command line would make it."""
+def make_config(base: Path, drafter: Path, method: str, dtype: str) -> Any:
+    """vLLM's configuration of target and drafter as its command line would make it.
+
+    The speculator's class is not in its registry any more, and MiMo's config comes with code of its own: for these two
+    it is the target's alone, and the classes get their configs by hand.
+    """
+    speculative = {"model": str(drafter), "method": method, "num_speculative_tokens": 2}
     arguments = EngineArgs(
-        model=str(target),
+        model=str(base),
         skip_tokenizer_init=True,
         dtype=dtype,
         max_model_len=256,
         block_size=_BLOCK,
         enforce_eager=True,
-        speculative_config={"model": str(drafter), "method": method, "num_speculative_tokens": 2},
+        speculative_config=None if method in ("mlp_speculator", "mtp") else speculative,
     )
     return arguments.create_engine_config()
 
@@ -112,9 +118,11 @@ def layers_tapped(config: Any, model: Any) -> tuple[int, ...]:
     return tuple(given) if given else model.get_eagle3_default_aux_hidden_state_layers()
 
 
-def run_target(config: Any, target: Path, tokens: torch.Tensor, *, taps: bool) -> tuple[Any, torch.Tensor, Any]:
+def run_target(
+    config: Any, target: Path, tokens: torch.Tensor, *, taps: bool = False, kind: Any = LlamaForCausalLM
+) -> tuple[Any, torch.Tensor, Any]:
     """The target, its last hidden states, and the taps side by side."""
-    model = loaded(LlamaForCausalLM(vllm_config=config, prefix="target"), target, config)
+    model = loaded(kind(vllm_config=config, prefix="target"), target, config)
     if taps:
         model.set_aux_hidden_state_layers(layers_tapped(config, model))
     output = Runner(model, config, "target.")(len(tokens), tokens, torch.arange(len(tokens)))
@@ -148,7 +156,7 @@ def check_eagle1(config: Any, target: Path, drafter: Path, case: dict[str, torch
     from vllm.model_executor.models.llama_eagle import EagleLlamaForCausalLM
 
     tokens, drafted = case["tokens"], case["drafted"]
-    own, hidden, _ = run_target(config, target, tokens, taps=False)
+    own, hidden, _ = run_target(config, target, tokens)
     model = loaded(EagleLlamaForCausalLM(vllm_config=config, prefix="draft"), drafter, config)
     if not getattr(model, "has_own_embed_tokens", False):
         model.model.embed_tokens = own.model.embed_tokens
@@ -163,12 +171,22 @@ def check_eagle1(config: Any, target: Path, drafter: Path, case: dict[str, torch
 
 
 def check_mtp(config: Any, target: Path, drafter: Path, case: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    from transformers import Qwen2Config
+    from vllm.model_executor.models.mimo import MiMoForCausalLM
     from vllm.model_executor.models.mimo_mtp import MiMoMTP
 
     tokens, drafted = case["tokens"], case["drafted"]
-    own, hidden, _ = run_target(config, target, tokens, taps=False)
-    hf_config = config.speculative_config.draft_model_config.hf_config
-    model = loaded(MiMoMTP(vllm_config=config.with_hf_config(hf_config), prefix="draft"), drafter, config)
+    own_config = json.loads((target / "config.json").read_text())
+    qwen = Qwen2Config(**{**own_config, "model_type": "qwen2"})
+    config = config.with_hf_config(qwen, architectures=["MiMoForCausalLM"])
+    with set_current_vllm_config(config):
+        own, hidden, _ = run_target(config, target, tokens, kind=MiMoForCausalLM)
+    # What vLLM itself makes of the target's config for the prediction layer.
+    drafting = Qwen2Config(**{**json.loads((drafter / "config.json").read_text()), "model_type": "qwen2"})
+    drafting.update({"num_hidden_layers": 0, "n_predict": 1})
+    config = config.with_hf_config(drafting, architectures=["MiMoMTPModel"])
+    with set_current_vllm_config(config):
+        model = loaded(MiMoMTP(vllm_config=config, prefix="draft"), drafter, config)
     model.model.embed_tokens, model.lm_head = own.model.embed_tokens, own.lm_head
     runner = Runner(model, config, "draft.")
     rows = len(tokens) - 1
@@ -184,7 +202,7 @@ def check_mtp(config: Any, target: Path, drafter: Path, case: dict[str, torch.Te
 def check_medusa(config: Any, target: Path, drafter: Path, case: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     from vllm.model_executor.models.medusa import Medusa
 
-    _, hidden, _ = run_target(config, target, case["tokens"], taps=False)
+    _, hidden, _ = run_target(config, target, case["tokens"])
     model = loaded(Medusa(vllm_config=config, prefix="draft"), drafter, config)
     return list(model.compute_logits(model(hidden[:-1])))
 
@@ -193,11 +211,12 @@ def check_mlp_speculator(config: Any, target: Path, drafter: Path, case: dict[st
     """This version of vLLM keeps the class and its loader but not its loop; the stages are its parts, in the paper's
     order."""
     from vllm.model_executor.models.mlp_speculator import MLPSpeculator
+    from vllm.transformers_utils.configs.mlp_speculator import MLPSpeculatorConfig
 
     tokens = case["tokens"]
-    _, hidden, _ = run_target(config, target, tokens, taps=False)
-    hf_config = config.speculative_config.draft_model_config.hf_config
-    drafting = config.with_hf_config(hf_config)
+    _, hidden, _ = run_target(config, target, tokens)
+    drafting = copy.deepcopy(config)
+    drafting.model_config.hf_config = MLPSpeculatorConfig.from_pretrained(drafter)
     model = loaded(MLPSpeculator(vllm_config=drafting, prefix="draft"), drafter, config)
     found = []
     anchors = len(tokens) - model.max_speculative_tokens
@@ -251,7 +270,7 @@ def compare(found: list[torch.Tensor], case: dict[str, torch.Tensor]) -> dict[st
 def run_case(folder: Path, dtype: str) -> dict[str, Any]:
     about = json.loads((folder / "case.json").read_text())
     target, drafter = folder.parent / about["target"], folder / "export"
-    config = make_config(target, drafter, about["method"], dtype)
+    config = make_config(folder.parent / "target-llama", drafter, about["method"], dtype)
     case = load_file(folder / "expected.safetensors")
     with set_current_vllm_config(config):
         kind = torch.get_default_dtype()
@@ -269,10 +288,7 @@ def main() -> None:
     for dtype in dtypes.split(","):
         for folder in folders:
             if not started:
-                about = json.loads((Path(folder) / "case.json").read_text())
-                first = make_config(
-                    Path(folder).parent / about["target"], Path(folder) / "export", about["method"], dtype
-                )
+                first = make_config(Path(folder).parent / "target-llama", Path(folder) / "export", "mtp", dtype)
                 with set_current_vllm_config(first):
                     init_distributed_environment(1, 0, f"tcp://127.0.0.1:{port}", 0, "gloo")
                     initialize_model_parallel(1, 1)

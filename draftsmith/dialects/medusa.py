@@ -54,6 +54,7 @@ class FasterDecodingHeads(MedusaHeads):
             "base_model_name_or_path": target.name,
             "hidden_size": native.width,
             "vocab_size": target.spec.vocab_size,
+            "medusa_fc_bias": True,  # else vLLM, which reads these names too, would drop the biases
         }
         notes = head_notes(native, {}, ())
         if native.head != "own":

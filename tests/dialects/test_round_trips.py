@@ -69,4 +69,6 @@ def test_one_dialect_to_another():
     native, _ = read(published_of("eagle3.1", "eagle3"), "eagle3")
     between = export(native, dialect_named("eagle3-speculators"), make_target(), Choices())
     assert "layers.0.hidden_norm.weight" in between.tensors
-    assert_same(between.tensors, {name: published_of("eagle3.1", "eagle3-speculators").load(name) for name in between.tensors})
+    assert_same(
+        between.tensors, {name: published_of("eagle3.1", "eagle3-speculators").load(name) for name in between.tensors}
+    )
