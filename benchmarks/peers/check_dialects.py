@@ -11,6 +11,7 @@ code 0 only if every true export agrees and every fault does not.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import socket
 import subprocess
@@ -34,7 +35,7 @@ from draftsmith.drafters.recurrent_module import RecurrentModule
 from draftsmith.io.files import open_model
 from draftsmith.models.backend import RowGroup
 from draftsmith.models.choice import open_backend
-from draftsmith.models.spec import DecoderSpec
+from draftsmith.models.spec import DecoderSpec, RopeSpec
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -74,8 +75,10 @@ class Case:
     changes: dict[str, str] = field(default_factory=dict)
     few: bool = False
     target: str = "llama"
+    rope: RopeSpec | None = None
 
 
+_LLAMA3 = RopeSpec(theta=500.0, kind="llama3", factor=8.0, original_context=16)
 CASES = (
     Case("eagle3", "eagle3", "eagle3", "eagle3", few=True),
     Case("eagle3-taps", "eagle3", "eagle3", "eagle3", {"taps": "1-3-7", "norm_before_residual": "true"}, few=True),
@@ -87,6 +90,7 @@ CASES = (
         {"taps": "0-4-7", "norm_output": "true", "tap_norm": "true", "num_heads": "8", "num_kv_heads": "2"},
     ),
     Case("eagle3-speculators", "eagle3-speculators", "eagle3", "eagle3", few=True),
+    Case("eagle3-rope", "eagle3-speculators", "eagle3", "eagle3", {"num_heads": "2", "num_kv_heads": "1"}, rope=_LLAMA3),
     Case("eagle1", "eagle1", "eagle1", "eagle"),
     Case("medusa", "medusa-vllm", "medusa", "medusa", {"head": "own", "num_layers": "2", "num_depths": "3"}),
     Case("medusa-original", "medusa", "medusa", "medusa", {"head": "own", "num_depths": "3"}),
@@ -176,6 +180,10 @@ def unscaled_input(config: dict[str, Any], tensors: Tensors) -> None:
     config["scale_input"] = not config["scale_input"]
 
 
+def unscaled_positions(config: dict[str, Any], tensors: Tensors) -> None:
+    config["transformer_layer_config"]["rope_scaling"] = None
+
+
 FAULTS: tuple[tuple[str, Callable[[dict[str, Any], Tensors], None]], ...] = (
     ("eagle3", ids_off_by_one),
     ("eagle3", swapped_taps),
@@ -189,6 +197,7 @@ FAULTS: tuple[tuple[str, Callable[[dict[str, Any], Tensors], None]], ...] = (
     ("eagle3.1", ids_off_by_one),
     ("eagle3.1", other_feedback),
     ("eagle3-speculators", offsets_off_by_one),
+    ("eagle3-rope", unscaled_positions),
     ("eagle1", swapped_ends),
     ("medusa", swapped_heads),
     ("medusa", lost_biases),
@@ -266,7 +275,10 @@ def random_module(case: Case, info: TargetInfo, seed: int) -> Any:
     kind = module_class(case.drafter)
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randperm(info.vocab_size, generator=generator)[:200].sort().values if case.few else None
-    module = kind(kind.configure(info, case.changes), info, ids)
+    config = kind.configure(info, case.changes)
+    if case.rope is not None:
+        config = dataclasses.replace(config, rope=case.rope, rope_theta=case.rope.theta)
+    module = kind(config, info, ids)
     with torch.no_grad():
         for name, parameter in sorted(module.named_parameters()):
             noise = torch.randn(parameter.shape, generator=generator)

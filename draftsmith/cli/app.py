@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from draftsmith.cli.commands import PlainGroup, add_command
+from draftsmith.cli.convert_options import ConvertOptions
 from draftsmith.cli.data_options import PrepareOptions, RegenerateOptions, SynthOptions
 from draftsmith.cli.interrupts import INTERRUPTED, keep_interrupts
 from draftsmith.cli.options import (
@@ -159,6 +160,14 @@ add_command(
     "draftsmith.cli.train:run",
     text="Train a drafter for a model.",
     example="draftsmith train --method eagle3 --model smollm2 --data d -o e",
+)
+add_command(
+    app,
+    "convert",
+    ConvertOptions,
+    "draftsmith.cli.convert:run",
+    text="Read a published drafter, or write yours as others read it.",
+    example="draftsmith convert org/eagle3-drafter --model org/model -o e3",
 )
 add_command(
     app,

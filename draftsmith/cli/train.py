@@ -13,7 +13,7 @@ import json
 import logging
 import platform
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,21 +109,27 @@ def load_target(settings: TrainingSettings) -> tuple[LoadedModel, TargetInfo]:
     """The target, and what a drafter may know of it."""
     import torch
 
-    from draftsmith.drafters.base import TargetInfo
     from draftsmith.engine.loading import load_model
 
     def load(name: str) -> LoadedModel:
         return load_model(name, backend=settings.backend, threads=settings.threads)
-
-    def refuse(selection: str) -> Any:
-        raise UnsupportedError(f"drafter {selection} is made of other drafters and cannot be trained")
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     # TensorFlow and others write to the log of the process when they are found; none of it concerns the user.
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
     model = load(settings.model)
-    target = TargetInfo(
+    return model, target_info(model, load)
+
+
+def target_info(model: LoadedModel, load: Callable[[str], LoadedModel]) -> TargetInfo:
+    """What a drafter that is trained or tried alone may know of its target."""
+    from draftsmith.drafters.base import TargetInfo
+
+    def refuse(selection: str) -> Any:
+        raise UnsupportedError(f"drafter {selection} is made of other drafters and cannot be trained")
+
+    return TargetInfo(
         vocab_size=model.backend.spec.vocab_size,
         max_context=model.backend.spec.max_context,
         eos_ids=model.eos_ids,
@@ -132,7 +138,6 @@ def load_target(settings: TrainingSettings) -> tuple[LoadedModel, TargetInfo]:
         make_drafter=refuse,
         backend=model.backend,
     )
-    return model, target
 
 
 def keep_freed_memory() -> None:

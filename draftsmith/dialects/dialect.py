@@ -90,8 +90,8 @@ class FromTarget(NamedTuple):
 class Spelling:
     """Names of a drafter's tensors in a dialect.
 
-    `names`: native name -> published names; the first must be there, others are copies of it. `aliases`: further copies
-    that are understood and not written. `rows`: native tensors whose rows are published one by one. `from_target`:
+    `names`: native name -> published names, copies of one tensor. `aliases`: copies that may be missing, or that are
+    understood and not written. `rows`: native tensors whose rows are published one by one. `from_target`:
     published names of the target's own matrices. `less_one`: native names of norms that are published less 1.
     `biases`: native names that are all left out where all are zero.
     """

@@ -69,7 +69,7 @@ class MlpSpeculator(Dialect):
             if not config.tied or (kind == "proj" and place == "0"):
                 names[name] = (of_stages[int(place)],)
             elif kind == "head":
-                names[name] = tuple(of_stages)
+                names[name], aliases[name] = tuple(of_stages), tuple(of_stages[1:])
             else:
                 first = int(place)
                 names[name], aliases[name] = (of_stages[first],), tuple(of_stages[first + 1 :])

@@ -30,8 +30,11 @@ def take(
         weight = load_like(published, first.removesuffix("bias") + "weight")
         return torch.zeros(shape, dtype=weight.dtype)
     tensor = load(published, first, shape)
-    for copy in (*copies, *spelling.aliases.get(name, ())):
-        if copy in published.names and not torch.equal(load(published, copy, shape), tensor):
+    aliases = spelling.aliases.get(name, ())
+    for copy in dict.fromkeys((*copies, *aliases)):
+        if copy in aliases and copy not in published.names:
+            continue
+        if not torch.equal(load(published, copy, shape), tensor):
             raise ModelFileError(f"{published.path}: tensors {first!r} and {copy!r} are one in this drafter and differ")
     if order is not None and name.startswith(("lm_head.", "lm_heads.")):
         tensor = tensor[order]

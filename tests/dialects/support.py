@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from draftsmith.dialects.convert import export, import_published, read_native
 from draftsmith.dialects.dialect import Choices, Target
-from draftsmith.dialects.published import Published, in_memory, open_published
+from draftsmith.dialects.published import Published, in_memory
 from draftsmith.dialects.table import dialect_named
 from draftsmith.drafters.checkpoint import save_module
 from draftsmith.io.files import open_model
@@ -27,7 +27,7 @@ CONFIG = {
     "vocab_size": 64,
     "hidden_size": 32,
     "intermediate_size": 48,
-    "num_hidden_layers": 6,
+    "num_hidden_layers": 8,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
@@ -73,7 +73,7 @@ def make_info(**changes):
 # Name of a drafter -> method, changes of its configuration, whether it has a draft vocabulary.
 DRAFTERS = {
     "eagle3": ("eagle3", {}, True),
-    "eagle3-all": ("eagle3", {"taps": "1-2-6"}, False),
+    "eagle3-all": ("eagle3", {"taps": "1-2-8"}, False),
     "eagle3.1": ("eagle3", {"norm_output": "true", "tap_norm": "true", "norm_before_residual": "true"}, True),
     "eagle1": ("eagle1", {"fc_bias": "true", "noise": "0.25"}, False),
     "eagle2-few": ("eagle2", {"num_heads": "8", "num_kv_heads": "4"}, True),
@@ -145,6 +145,3 @@ def foreign(published: Published) -> Published:
     """As another project would have written it: without what this package adds."""
     config = {key: value for key, value in published.config.items() if key != "draftsmith"}
     return in_memory(published.path, config, {name: published.load(name) for name in published.names})
-
-
-__all__ = ["open_published"]
