@@ -66,7 +66,9 @@ FLOAT_LIMIT, BFLOAT_LIMIT = 1e-3, 0.1
 
 @dataclass(frozen=True)
 class Case:
-    """One drafter in one dialect. `method`: vLLM's name. `few`: with a draft vocabulary. `target`: of `TARGETS`."""
+    """One drafter in one dialect. `method`: vLLM's name. `few`: with a draft vocabulary. `target`: of `TARGETS`.
+    `fields`: of the drafter's config, that training does not choose.
+    """
 
     name: str
     dialect: str
@@ -75,7 +77,7 @@ class Case:
     changes: dict[str, str] = field(default_factory=dict)
     few: bool = False
     target: str = "llama"
-    rope: RopeSpec | None = None
+    fields: dict[str, Any] = field(default_factory=dict)
 
 
 _LLAMA3 = RopeSpec(theta=500.0, kind="llama3", factor=8.0, original_context=16)
@@ -90,8 +92,10 @@ CASES = (
         {"taps": "0-4-7", "norm_output": "true", "tap_norm": "true", "num_heads": "8", "num_kv_heads": "2"},
     ),
     Case("eagle3-speculators", "eagle3-speculators", "eagle3", "eagle3", few=True),
-    Case("eagle3-rope", "eagle3-speculators", "eagle3", "eagle3", {"num_heads": "2", "num_kv_heads": "1"}, rope=_LLAMA3),
+    Case("eagle3-rope", "eagle3-speculators", "eagle3", "eagle3", fields={"rope": _LLAMA3, "rope_theta": 500.0}),
+    Case("eagle3-qwen3", "eagle3-speculators", "eagle3", "eagle3", few=True, fields={"qk_norm": True}),
     Case("eagle1", "eagle1", "eagle1", "eagle"),
+    Case("eagle1-qwen2", "eagle1", "eagle1", "eagle", fields={"qkv_bias": True}),
     Case("medusa", "medusa-vllm", "medusa", "medusa", {"head": "own", "num_layers": "2", "num_depths": "3"}),
     Case("medusa-original", "medusa", "medusa", "medusa", {"head": "own", "num_depths": "3"}),
     Case("medusa-shared", "medusa-vllm", "medusa", "medusa", {"head": "shared", "num_depths": "3"}, few=True),
@@ -276,9 +280,7 @@ def random_module(case: Case, info: TargetInfo, seed: int) -> Any:
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randperm(info.vocab_size, generator=generator)[:200].sort().values if case.few else None
     config = kind.configure(info, case.changes)
-    if case.rope is not None:
-        config = dataclasses.replace(config, rope=case.rope, rope_theta=case.rope.theta)
-    module = kind(config, info, ids)
+    module = kind(dataclasses.replace(config, **case.fields), info, ids)
     with torch.no_grad():
         for name, parameter in sorted(module.named_parameters()):
             noise = torch.randn(parameter.shape, generator=generator)

@@ -104,6 +104,15 @@ def describe_eagle3(
     )
 
 
+def check_width(config: Eagle3Config, target: Target) -> None:
+    """Raises `UnsupportedError` for a layer that elsewhere would need an embedding of its own."""
+    if config.width != target.spec.width:
+        raise UnsupportedError(
+            f"a draft layer {config.width} wide beside a target of {target.spec.width}: others would look for an "
+            "embedding of its own"
+        )
+
+
 def switch_notes(config: Eagle3Config) -> list[Note]:
     """What the switches do, in words."""
     residual = "the normed feature (norm_before_residual)" if config.norm_before_residual else "the feature itself"
@@ -147,6 +156,7 @@ class Eagle3(Eagle3Dialect):
     def config(self, checkpoint: Checkpoint, target: Target, choices: Choices) -> tuple[dict[str, Any], list[Note]]:
         native: Eagle3Config = config_of(checkpoint)
         ids = checkpoint.tensors.get("draft_ids")
+        check_width(native, target)
         if native.qk_norm:
             raise UnsupportedError("normed queries and keys: write eagle3-speculators, whose layer may be Qwen's")
         config = {

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from draftsmith.dialects.dialect import Choices, Described, Note, Target
-from draftsmith.dialects.eagle3 import IDS, SWITCHES, Eagle3Dialect, describe_eagle3, switch_notes
+from draftsmith.dialects.eagle3 import IDS, SWITCHES, Eagle3Dialect, check_width, describe_eagle3, switch_notes
 from draftsmith.dialects.layer_ids import ids_of
 from draftsmith.dialects.llama_layer import layer_config
 from draftsmith.dialects.published import Published
@@ -52,6 +52,7 @@ class Eagle3Speculators(Eagle3Dialect):
     def config(self, checkpoint: Checkpoint, target: Target, choices: Choices) -> tuple[dict[str, Any], list[Note]]:
         native: Eagle3Config = config_of(checkpoint)
         ids = checkpoint.tensors.get("draft_ids")
+        check_width(native, target)
         written, note = ids_of(native.taps, "applied")
         architecture = target.files.config.get("architectures")
         proposal = {
@@ -82,4 +83,5 @@ class Eagle3Speculators(Eagle3Dialect):
             "tie_word_embeddings": False,
             IDS: written,
         }
-        return config, [note, *switch_notes(native)]
+        verifier = Note("verifier", f"{target.name}, which is what `vllm serve DIR` would load as the target")
+        return config, [note, *switch_notes(native), verifier]

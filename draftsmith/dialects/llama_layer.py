@@ -58,16 +58,11 @@ def layer_shape(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], 
     return fields, Note("positions", f"row t stands at t; rope theta {spec.rope.theta:g}{scaled}, the draft's own")
 
 
-def layer_config(shape: LayerShape, vocab_size: int, max_context: int, model_type: str | None = None) -> dict[str, Any]:
-    """A Llama-like config of one layer, read back by `layer_shape` as the same shape.
-
-    `model_type`: None for that of the target's family which has these parts.
+def layer_config(shape: LayerShape, vocab_size: int, max_context: int) -> dict[str, Any]:
+    """A Llama-like config of one layer, read back by `layer_shape` as the same shape: Qwen3's where queries and keys
+    are normed, Qwen2's where they have biases.
     """
-    kind = model_type or ("qwen3" if shape.qk_norm else "llama")
-    if shape.qk_norm and kind != "qwen3":
-        raise UnsupportedError(f"queries and keys that are normed cannot be written as a layer of {kind!r}")
-    if shape.qkv_bias and kind not in ("llama", "qwen2", "qwen3"):
-        raise UnsupportedError(f"biases of queries, keys and values cannot be written as a layer of {kind!r}")
+    kind = "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias else "llama"
     config: dict[str, Any] = {
         "model_type": kind,
         "hidden_size": shape.width,
@@ -81,13 +76,13 @@ def layer_config(shape: LayerShape, vocab_size: int, max_context: int, model_typ
         "rope_theta": shape.rope_theta,
         "rope_scaling": None if shape.rope is None else _scaling(shape.rope),
         "max_position_embeddings": max_context,
-        "attention_bias": shape.qkv_bias,
+        "attention_bias": shape.qkv_bias and kind == "qwen3",
         "mlp_bias": False,
         "tie_word_embeddings": False,
         "vocab_size": vocab_size,
     }
     if shape.qkv_bias:
-        config["qkv_bias"] = True  # for vLLM, which would give the output projection one as well
+        config["qkv_bias"] = True  # for vLLM's Llama layers
     return config
 
 

@@ -1,9 +1,17 @@
 """Names and config keys as other projects spell them, written out by hand: a round trip cannot notice a wrong one."""
 
+import dataclasses
+
 import pytest
 import torch
 
-from tests.dialects.support import native_of, published_of, read
+from draftsmith.dialects.convert import export
+from draftsmith.dialects.dialect import Choices
+from draftsmith.dialects.llama_layer import layer_config, layer_shape
+from draftsmith.dialects.table import dialect_named
+from draftsmith.drafters.draft_layer import LayerShape
+from draftsmith.errors import UnsupportedError
+from tests.dialects.support import make_target, native_of, published_of, read
 
 LAYER = {
     f"{part}.weight"
@@ -149,3 +157,23 @@ def test_false_switches_are_left_out_of_flat_configs():
     """`norm_output` false would be another drafter to SpecForge."""
     config = published_of("eagle3", "eagle3").config
     assert not {"norm_before_residual", "norm_output", "fc_norm"} & set(config)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "biases"),
+    [({}, "llama", False), ({"qkv_bias": True}, "qwen2", False), ({"qk_norm": True}, "qwen3", False),
+     ({"qk_norm": True, "qkv_bias": True}, "qwen3", True)],
+)  # fmt: skip
+def test_layers_of_other_families(fields, kind, biases):
+    shape = LayerShape(width=32, num_heads=4, num_kv_heads=2, head_dim=8, mlp_width=48, **fields)
+    config = layer_config(shape, 64, 256)
+    assert (config["model_type"], config["attention_bias"]) == (kind, biases)
+    assert LayerShape(**layer_shape(config, "here")[0]) == shape
+
+
+def test_a_wider_layer_is_not_written():
+    native = native_of("eagle3")
+    wide = dataclasses.replace(native, config={**native.config, "width": 48})
+    for dialect in ("eagle3", "eagle3-speculators"):
+        with pytest.raises(UnsupportedError, match="48 wide beside a target of 32"):
+            export(wide, dialect_named(dialect), make_target(), Choices())

@@ -220,6 +220,19 @@ def test_configs_that_are_none(tmp_path, content):
         open_published(str(tmp_path))
 
 
+def test_a_hub_id_is_fetched(monkeypatch, tmp_path):
+    write(tmp_path, published_of("eagle1", "eagle1"), "pytorch_model.bin")
+    asked = []
+
+    def fetch(name, *, allow_patterns):
+        asked.append((name, allow_patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    assert "fc.weight" in open_published("org/drafter").names
+    assert asked[0][0] == "org/drafter" and {"*.bin", "*.pt", "config.json"} <= set(asked[0][1])
+
+
 def test_places_without_a_checkpoint(tmp_path):
     with pytest.raises(ModelFileError, match="no weights here"):
         open_published(str(tmp_path))
