@@ -19,6 +19,7 @@ from draftsmith.errors import OptionError
 
 DRAFTERS: Mapping[str, str] = types.MappingProxyType(
     {
+        "auto": "draftsmith.drafters.auto:AutoChoice",
         "none": "draftsmith.drafters.none:NoDrafter",
         "ngram": "draftsmith.drafters.ngram:NgramDrafter",
         "suffix": "draftsmith.drafters.suffix:SuffixDrafter",

@@ -69,7 +69,7 @@ class Chat:
         """Answer line after line until they end; returns the exit code."""
         interactive = sys.stdin.isatty()
         if interactive:
-            _tell(f"{self.options.model} with drafter {self.options.drafter}. /help lists the commands.")
+            _tell(f"{self.options.model} with drafter {self.engine.drafter_name}. /help lists the commands.")
             if self.color:
                 _tell(legend())
         try:
@@ -86,7 +86,7 @@ class Chat:
     def as_json(self) -> dict[str, Any]:
         """The conversation as one document."""
         turns = [{"prompt": prompt, **answer.as_json()} for prompt, answer in self.answers]
-        return {"model": self.options.model, "drafter": self.options.drafter, "turns": turns}
+        return {"model": self.options.model, "drafter": self.engine.drafter_name, "turns": turns}
 
     def _command(self, name: str) -> bool:
         """Run a slash command; returns whether to leave."""

@@ -40,11 +40,11 @@ def run(options: DemoOptions) -> int:
     began = time.monotonic()
     if options.drafter == BASELINE:
         raise OptionError(f"the demo compares a drafter with {BASELINE}; name another one")
-    arms = load_arms(options, [BASELINE, options.drafter])
-    view = choose_view(sys.stdout, json=options.json, drafter=options.drafter, tokenizer=arms[BASELINE].tokenizer)
-    view.say(
-        f"{options.model}: plain decoding against the drafter {options.drafter}, greedy, same weights and prompts."
-    )
+    loaded = load_arms(options, [BASELINE, options.drafter])
+    drafter = loaded[options.drafter].drafter_name
+    arms = {BASELINE: loaded[BASELINE], drafter: loaded[options.drafter]}
+    view = choose_view(sys.stdout, json=options.json, drafter=drafter, tokenizer=arms[BASELINE].tokenizer)
+    view.say(f"{options.model}: plain decoding against the drafter {drafter}, greedy, same weights and prompts.")
     for name, engine in arms.items():
         arm = OwnArm(name, engine, max_concurrency=1)
         warm_up(arm, Workload(prompts=()), arm.encode)

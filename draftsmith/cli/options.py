@@ -24,9 +24,7 @@ _ARMS = "Arms and measuring"
 _ENDPOINT = "An endpoint instead"
 _EVIDENCE = "Evidence"
 
-_DRAFTER_HELP = (
-    "none, ngram, suffix, hybrid, draft_model:model=M; medusa, hydra, mlp_speculator, gloeckle with :path=DIR"
-)
+_DRAFTER_HELP = "auto, none, ngram, suffix, hybrid, draft_model:model=M; eagle3, medusa, ... with :path=DIR"
 
 
 class When(StrEnum):

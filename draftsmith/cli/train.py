@@ -47,7 +47,7 @@ def run(options: TrainOptions) -> int:
     with processes() as together:
         model, target = load_target(settings)
         job = prepare(settings, target, together)
-        view = TrainView(quiet=not together.is_first)
+        view = TrainView(quiet=not together.is_first, max_seconds=settings.max_seconds)
         for line in job.notes:
             view.tell(line)
         if options.plan:

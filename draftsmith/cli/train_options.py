@@ -44,6 +44,7 @@ class TrainOptions(JsonOption):
     set: Annotated[
         list[str], Option("--set", metavar="CHANGE", help="Architecture, KEY=VALUE; repeatable", rich_help_panel=_WHAT)
     ] = field(default_factory=list)
+    init: Annotated[Path | None, _option("--init", "DIR", "Start from a trained drafter", _WHAT)] = None
     draft_vocab: Annotated[int | None, _option("--draft-vocab", "N", "Tokens it can draft [all]", _WHAT)] = None
     loss: Annotated[str | None, _option("--loss", "NAME", "kl, lk_hybrid, ... [the method's]", _WHAT)] = None
     decay: Annotated[float | None, _option("--decay", "X", "Weight of each next depth [method's]", _WHAT)] = None
@@ -54,6 +55,7 @@ class TrainOptions(JsonOption):
     batch_tokens: Annotated[int | None, _option("--batch-tokens", "N", "Of one forward", _RUN)] = None
     accumulate: Annotated[int | None, _option("--accumulate", "N", "Forwards of a step", _RUN)] = None
     max_len: Annotated[int | None, _option("--max-len", "N", "Leave longer texts out", _RUN)] = None
+    optimiser: Annotated[str | None, _option("--optimiser", "NAME", "Or muon:", _RUN)] = None
     lr: Annotated[float | None, _option("--lr", "X", "Peak learning rate", _RUN)] = None
     warmup: Annotated[float | None, _option("--warmup", "X", "Share of the run to reach it", _RUN)] = None
     floor: Annotated[float | None, _option("--floor", "X", "Share of it at the end", _RUN)] = None

@@ -25,11 +25,13 @@ _RATE_STEPS = 20
 class TrainView:
     """Shows steps and validations; `with` it around the run."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, *, quiet: bool = False, max_seconds: float | None = None) -> None:
+        """`max_seconds`: when the run ends at the latest."""
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         self._quiet = quiet
+        self._max_seconds = max_seconds
         self._on_terminal = sys.stderr.isatty() and not quiet
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -72,17 +74,20 @@ class TrainView:
     def _step(self, report: StepReport, progress: Progress, num_steps: int) -> None:
         self._recent = [*self._recent[-_RATE_STEPS:], (report.tokens, report.seconds)]
         tokens, seconds = map(sum, zip(*self._recent, strict=True))
-        known = num_steps < 1 << 40
         left = (num_steps - report.step) * seconds / len(self._recent)
+        done = report.step / num_steps
+        if self._max_seconds is not None:
+            left = max(min(left, self._max_seconds - progress.seconds), 0.0)
+            done = max(done, min(progress.seconds / self._max_seconds, 1.0))
         parts = [
-            f"step {report.step}" + (f"/{num_steps}" if known else ""),
+            f"step {report.step}" + (f"/{num_steps}" if num_steps < 1 << 40 else ""),
             f"loss {report.loss:.3f}",
             f"{tokens / seconds:,.0f} tok/s",
-            *([f"{_clock(left)} left"] if known else []),
+            f"{_clock(left)} left",
             *([self._last] if self._last else []),
         ]
         line = "  ".join(parts)
-        self._bar.update(self._task, completed=report.step / num_steps, description=line, refresh=True)
+        self._bar.update(self._task, completed=done, description=line, refresh=True)
         if not self._on_terminal and (time.monotonic() > self._told + _TELL_SECONDS or report.step == num_steps):
             self._told = time.monotonic()
             self.tell(line)

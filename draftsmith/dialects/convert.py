@@ -39,9 +39,9 @@ from draftsmith.drafters.checkpoint import (
     check_target,
     check_tensors,
     config_of,
-    described_target,
     draft_ids_of,
     read_checkpoint,
+    target_facts,
 )
 from draftsmith.errors import ModelFileError, OptionError, UnsupportedError
 from draftsmith.io.staging import staged_directory
@@ -97,7 +97,7 @@ def import_published(published: Published, dialect: Dialect, target: Target, cho
         path=path,
         method=method,
         config=dataclasses.asdict(described.config),
-        target={"name": target.name, **described_target(target.spec)},
+        target={"name": target.name, **target_facts(target.spec)},
         about=dict(mark_of(published).get("about", {})),
         tensors=tensors,
     )

@@ -103,3 +103,14 @@ class Drafter(ABC):
     @abstractmethod
     def forget(self, sequence_id: int) -> None:
         """Drop all state of a sequence (it ended, was cancelled, or never had any)."""
+
+
+class DrafterChoice(ABC):
+    """A name in the table that stands for another drafter, decided when the target is known."""
+
+    Options: ClassVar[type] = NoOptions
+
+    @classmethod
+    @abstractmethod
+    def choose(cls, options: Any, target: TargetInfo) -> str:
+        """The selection of the drafter it stands for."""

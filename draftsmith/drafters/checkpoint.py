@@ -69,15 +69,15 @@ def save_module(
         path=path,
         method=method,
         config=dataclasses.asdict(module.config),
-        target={"name": target_name, **described_target(target.backend.spec)},
+        target={"name": target_name, **target_facts(target.backend.spec)},
         about=about,
         tensors=module.state_dict(),
     )
     save_checkpoint(checkpoint, texts=texts)
 
 
-def described_target(spec: DecoderSpec) -> dict[str, int]:
-    """What of a target a drafter's weights depend on."""
+def target_facts(spec: DecoderSpec) -> dict[str, int]:
+    """The sizes by which a checkpoint knows its target."""
     return {"vocab_size": spec.vocab_size, "width": spec.width, "num_layers": spec.num_layers}
 
 
@@ -98,8 +98,8 @@ def save_checkpoint(checkpoint: Checkpoint, *, texts: Mapping[str, str] = types.
             (staging / name).write_text(text, encoding="utf-8")
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Read and check a directory's own consistency. Raises `ModelFileError` naming the file."""
+def read_config(path: Path) -> dict[str, Any]:
+    """What a directory's config says, without its weights. Raises `ModelFileError` naming the file."""
     where = path / CONFIG
     try:
         described = json.loads(where.read_text(encoding="utf-8"))
@@ -115,6 +115,12 @@ def read_checkpoint(path: Path) -> Checkpoint:
     for key, kind in (("method", str), ("config", dict), ("target", dict), ("about", dict)):
         if not isinstance(described.get(key), kind):
             raise ModelFileError(f"{where}: key {key!r} must be a {kind.__name__}")
+    return described
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read and check a directory's own consistency. Raises `ModelFileError` naming the file."""
+    described = read_config(path)
     weights = path / WEIGHTS
     try:
         with safe_open(str(weights), framework="pt") as file:
@@ -179,7 +185,7 @@ def check_tensors(checkpoint: Checkpoint, expected: Mapping[str, torch.Tensor]) 
 
 def check_target(checkpoint: Checkpoint, spec: DecoderSpec) -> None:
     """Raises `ModelFileError` for a target other than the one that was trained for."""
-    for key, value in described_target(spec).items():
+    for key, value in target_facts(spec).items():
         if checkpoint.target.get(key) != value:
             raise ModelFileError(
                 f"{checkpoint.path}: trained for a target with {key} {checkpoint.target.get(key)} "

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
@@ -27,6 +26,7 @@ from draftsmith.drafters.growth import Growth, verifies_trees
 from draftsmith.drafters.heads import HeadModule
 from draftsmith.drafters.own_rows import OwnRows
 from draftsmith.drafters.rank_accuracy import read_accuracies
+from draftsmith.drafters.shipped import weights_for
 from draftsmith.drafters.trainable import TrainableDrafter
 from draftsmith.errors import OptionError
 
@@ -35,9 +35,9 @@ from draftsmith.errors import OptionError
 class HeadOptions:
     """Options of drafters with heads.
 
-    `path`: the checkpoint's directory. `max_draft`: most nodes of a proposal. `tree`: "chain"; a number of nodes,
-    for the tree that the checkpoint's measured accuracies make best; or children per level, as in "3x2x1". Requests
-    whose rule verifies chains alone get chains.
+    `path`: the checkpoint's directory; empty for one that comes with the package. `max_draft`: most nodes of a
+    proposal. `tree`: "chain"; a number of nodes, for the tree that the checkpoint's measured accuracies make best; or
+    children per level, as in "3x2x1". Requests whose rule verifies chains alone get chains.
     """
 
     path: str = ""
@@ -45,8 +45,6 @@ class HeadOptions:
     tree: str = "chain"
 
     def __post_init__(self) -> None:
-        if not self.path:
-            raise OptionError("drafters with weights need a checkpoint: write NAME:path=DIRECTORY")
         if self.max_draft < 1:
             raise OptionError(f"max_draft is {self.max_draft}; it must be at least 1")
         parts = self.tree.split("x")
@@ -137,7 +135,7 @@ class HeadDrafter(TrainableDrafter):
     @classmethod
     def create(cls, options: HeadOptions, target: TargetInfo) -> Self:
         """Load a checkpoint. Raises `ModelFileError` for one that does not fit, `OptionError` for the options."""
-        checkpoint = read_method(Path(options.path), cls.method)
+        checkpoint = read_method(weights_for(options.path, cls.method, frozenset(), target), cls.method)
         module = build_module(checkpoint, target)
         assert isinstance(module, HeadModule)
         return cls(options, module, checkpoint.about, target)

@@ -99,8 +99,9 @@ class NativeRows(RowRunner):
         self._call(groups, 1, lambda: self._drafter.begin(*_flat(groups), logits_SU))
         return torch.from_numpy(logits_SU)
 
-    def chain(self, groups: Sequence[TrueRows], depths: Sequence[int]) -> list[Chain]:
-        found = self._call(groups, max(depths, default=0), lambda: self._drafter.chain(*_flat(groups), list(depths)))
+    def chain(self, groups: Sequence[TrueRows], depths: Sequence[int], least: float = 0.0) -> list[Chain]:
+        most = max(depths, default=0)
+        found = self._call(groups, most, lambda: self._drafter.chain(*_flat(groups), list(depths), least))
         return [Chain(tokens, probs) for tokens, probs in found]
 
     def extend(self, levels: Sequence[Level]) -> list[torch.Tensor]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
@@ -30,6 +29,7 @@ from draftsmith.drafters.growth import verifies_trees
 from draftsmith.drafters.recurrent_module import RecurrentModule
 from draftsmith.drafters.rows import Level, RowRunner, TrueRows
 from draftsmith.drafters.rows_choice import make_runner
+from draftsmith.drafters.shipped import weights_for
 from draftsmith.drafters.trainable import TrainableDrafter
 from draftsmith.errors import OptionError
 
@@ -42,8 +42,9 @@ _DEPTH, _TOP_K = 6, 8
 class RecurrentOptions:
     """Options of recurrent drafters.
 
-    `path`: the trained drafter's directory. `max_draft`: most nodes of a proposal. `tree`: "chain", "dynamic"
-    (EAGLE-2's tree; rules that verify drawn chains alone get a chain), or children per level, as in "3x2x1".
+    `path`: the trained drafter's directory; empty for one that comes with the package. `max_draft`: most nodes of a
+    proposal. `tree`: "chain", "dynamic" (EAGLE-2's tree; rules that verify drawn chains alone get a chain), or
+    children per level, as in "3x2x1".
     `bits` (8 or 4): what the weights are quantised to beside a target on the native backend.
     `depth`, `top_k` of the dynamic tree: its longest path (6), and how many nodes of a level are expanded into how
     many children each (8).
@@ -57,8 +58,6 @@ class RecurrentOptions:
     bits: int = 8
 
     def __post_init__(self) -> None:
-        if not self.path:
-            raise OptionError("a trained drafter needs its directory: write NAME:path=DIRECTORY")
         for name in ("max_draft", "depth", "top_k"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -138,7 +137,8 @@ class RecurrentDrafter(TrainableDrafter):
     @classmethod
     def create(cls, options: Any, target: TargetInfo) -> Self:
         """Load the weights. Raises `ModelFileError` for what is not this drafter's or not this target's."""
-        module = build_module(read_method(Path(options.path), cls.method, cls.alike), target)
+        path = weights_for(options.path, cls.method, cls.alike, target)
+        module = build_module(read_method(path, cls.method, cls.alike), target)
         assert isinstance(module, RecurrentModule)
         module.for_drafting()
         return cls(options, module, make_runner(module, target, options.bits), target)

@@ -65,8 +65,11 @@ class RowRunner(ABC):
         """Append speculative rows; logits [rows, U] per sequence."""
 
     @abstractmethod
-    def chain(self, groups: Sequence[TrueRows], depths: Sequence[int]) -> list[Chain]:
-        """`begin`, then the likeliest token of each depth, as many as `depths` says (at least 1), in one go."""
+    def chain(self, groups: Sequence[TrueRows], depths: Sequence[int], least: float = 0.0) -> list[Chain]:
+        """`begin`, then the likeliest token of each depth, as many as `depths` says (at least 1), in one go.
+
+        A chain ends with the token that takes the probability of all its tokens together below `least`.
+        """
 
     @abstractmethod
     def append(self, groups: Sequence[TrueRows]) -> None:

@@ -125,10 +125,11 @@ class TorchRows(RowRunner):
         return list(logits.split([len(level.tokens) for level in levels]))
 
     @torch.no_grad()
-    def chain(self, groups: Sequence[TrueRows], depths: Sequence[int]) -> list[Chain]:
+    def chain(self, groups: Sequence[TrueRows], depths: Sequence[int], least: float = 0.0) -> list[Chain]:
         found = [Chain([], []) for _ in groups]
         logits_SU = self.begin(groups)
         active = list(range(len(groups)))
+        reach = [1.0] * len(groups)
         while True:
             top_S, places_S = logits_SU.max(dim=-1)
             probs = torch.exp(top_S - torch.logsumexp(logits_SU, dim=-1)).tolist()
@@ -136,7 +137,8 @@ class TorchRows(RowRunner):
             for index, token, prob in zip(active, tokens, probs, strict=True):
                 found[index].tokens.append(token)
                 found[index].probs.append(prob)
-            active = [index for index in active if len(found[index].tokens) < depths[index]]
+                reach[index] *= prob
+            active = [index for index in active if len(found[index].tokens) < depths[index] and reach[index] >= least]
             if not active:
                 return found
             levels = [

@@ -26,7 +26,7 @@ from draftsmith.control.base import Controller
 from draftsmith.core.random import RequestRandom
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.stats import EventLog
-from draftsmith.drafters.base import Drafter, TargetInfo
+from draftsmith.drafters.base import Drafter, DrafterChoice, TargetInfo
 from draftsmith.engine.loading import LoadedModel, default_memory_bytes, load_model
 from draftsmith.engine.params import GenerationParams, Prompt
 from draftsmith.engine.prompts import encode_prompt, is_batch
@@ -99,6 +99,7 @@ class Engine:
             chunk_rows=self._settings.chunk_rows,
             prefix_cache=self._settings.prefix_cache,
         )
+        self._settings = dataclasses.replace(self._settings, drafter=self._chosen(self._settings.drafter))
         self._drafter(self._settings.drafter)
 
     @classmethod
@@ -165,9 +166,14 @@ class Engine:
         """Token ids of one prompt, chat template applied to messages. Raises `PromptError`."""
         return encode_prompt(prompt, self._model)
 
+    @property
+    def drafter_name(self) -> str:
+        """The drafter of requests that name none, as selected; for `auto` the one that was chosen."""
+        return self._settings.drafter
+
     def drafter(self, selection: str) -> Drafter:
         """The engine's drafter of a selection, made on first use."""
-        return self._drafter(selection)
+        return self._drafter(self._chosen(selection))
 
     # -- generating -------------------------------------------------------------------------------
 
@@ -218,8 +224,8 @@ class Engine:
     # -- inside -----------------------------------------------------------------------------------
 
     def _submit(self, prompts: Series[Prompt], params: GenerationParams) -> tuple[Call, list[list[Sequence]]]:
-        if params.drafter is None:
-            params = dataclasses.replace(params, drafter=self._settings.drafter)
+        drafter = self._settings.drafter if params.drafter is None else self._chosen(params.drafter)
+        params = dataclasses.replace(params, drafter=drafter)
         groups = [self._make_sequences(self.encode(prompt), params) for prompt in prompts]
         for group in groups:
             for sequence in group:
@@ -246,7 +252,7 @@ class Engine:
                     f"stop_ids names token {token}; allowed: ids below {self.spec.vocab_size}, the vocabulary size"
                 )
         end_ids = params.stop_ids if params.ignore_eos else params.stop_ids | self._model.eos_ids
-        drafter = self._drafter(self._settings.drafter if params.drafter is None else params.drafter)
+        drafter = self._drafter(params.drafter or self._settings.drafter)
         seed = params.resolved_seed()
         sequences: list[Sequence] = []
         for index in range(params.n):
@@ -267,13 +273,28 @@ class Engine:
                 drafter = self._drafters[selection_text] = self._make_drafter(selection_text)
         return drafter
 
+    def _chosen(self, selection_text: str) -> str:
+        """The drafter meant: the selection itself, or what a choice like `auto` makes of it for this target."""
+        if selection_text in self._drafters:
+            return selection_text
+        selection = parse_selection(selection_text, DRAFTERS, "drafter")
+        choice = load_class(selection)
+        if not issubclass(choice, DrafterChoice):
+            return selection_text
+        options = read_options(choice.Options, selection.options, f"drafter {selection_text}")
+        return choice.choose(options, self._target_info())
+
     def _make_drafter(self, selection_text: str) -> Drafter:
+        selection_text = self._chosen(selection_text)
         selection = parse_selection(selection_text, DRAFTERS, "drafter")
         drafter_class = load_class(selection)
         if not issubclass(drafter_class, Drafter) or inspect.isabstract(drafter_class):
             raise OptionError(f"{selection.target} is not a Drafter with all its methods")
         options = read_options(drafter_class.Options, selection.options, f"drafter {selection_text}")
-        target = TargetInfo(
+        return drafter_class.create(options, self._target_info())
+
+    def _target_info(self) -> TargetInfo:
+        return TargetInfo(
             vocab_size=self.spec.vocab_size,
             max_context=self.spec.max_context,
             eos_ids=self._model.eos_ids,
@@ -282,7 +303,6 @@ class Engine:
             make_drafter=self._make_drafter,
             backend=self._model.backend,
         )
-        return drafter_class.create(options, target)
 
     def _advance(self, call: Call) -> None:
         """Step once, unless another thread's step has brought something for this call meanwhile."""

@@ -137,7 +137,8 @@ void extend(RowDrafter& self, const Ids& ids, Tokens tokens, Tokens parents, Flo
     step(self, [&] { self.plan_extend(groups, logits.data()); });
 }
 
-nb::list chain(RowDrafter& self, const Ids& ids, Tokens tokens, const Features& features, const std::vector<int>& depths) {
+nb::list chain(RowDrafter& self, const Ids& ids, Tokens tokens, const Features& features, const std::vector<int>& depths,
+               float least) {
     const std::vector<TrueRows> groups = true_rows(self, ids, tokens, features);
     std::size_t total = 0;
     for (const int depth : depths) {
@@ -147,15 +148,16 @@ nb::list chain(RowDrafter& self, const Ids& ids, Tokens tokens, const Features& 
     check(total <= static_cast<std::size_t>(MOST_WIDTH), "chains of too many tokens");
     std::vector<std::int32_t> picks(total);
     std::vector<float> probs(total);
-    step(self, [&] { self.plan_chain(groups, depths, picks.data(), probs.data()); });
+    step(self, [&] { self.plan_chain(groups, depths, least, picks.data(), probs.data()); });
     nb::list chains;
-    std::size_t place = 0;
-    for (const int depth : depths) {
+    std::size_t first = 0;
+    for (std::size_t group = 0; group < depths.size(); ++group) {
         nb::list of_picks, of_probs;
-        for (int i = 0; i < depth; ++i, ++place) {
-            of_picks.append(picks[place]);
-            of_probs.append(probs[place]);
+        for (int i = 0; i < self.chain_lengths()[group]; ++i) {
+            of_picks.append(picks[first + static_cast<std::size_t>(i)]);
+            of_probs.append(probs[first + static_cast<std::size_t>(i)]);
         }
+        first += static_cast<std::size_t>(depths[group]);
         chains.append(nb::make_tuple(of_picks, of_probs));
     }
     return chains;
@@ -176,7 +178,8 @@ void bind_row_drafter(nb::module_& module) {
         .def("append", append, nb::arg("ids"), nb::arg("tokens"), nb::arg("features"))
         .def("begin", begin, nb::arg("ids"), nb::arg("tokens"), nb::arg("features"), nb::arg("logits").noconvert())
         .def("extend", extend, nb::arg("ids"), nb::arg("tokens"), nb::arg("parents"), nb::arg("logits").noconvert())
-        .def("chain", chain, nb::arg("ids"), nb::arg("tokens"), nb::arg("features"), nb::arg("depths"))
+        .def("chain", chain, nb::arg("ids"), nb::arg("tokens"), nb::arg("features"), nb::arg("depths"),
+             nb::arg("least") = 0.0f)
         .def("num_rows", &RowDrafter::num_rows, nb::arg("id"))
         .def("num_drafted", &RowDrafter::num_drafted, nb::arg("id"))
         .def("truncate", &RowDrafter::truncate, nb::arg("id"), nb::arg("num_rows"))

@@ -245,8 +245,8 @@ void RowDrafter::plan_begin(const std::vector<TrueRows>& groups, float* logits) 
     prepare_to_run();
 }
 
-void RowDrafter::plan_chain(const std::vector<TrueRows>& groups, const std::vector<int>& depths, std::int32_t* tokens,
-                            float* probs) {
+void RowDrafter::plan_chain(const std::vector<TrueRows>& groups, const std::vector<int>& depths, float least,
+                            std::int32_t* tokens, float* probs) {
     check_idle();
     if (depths.size() != groups.size()) throw std::invalid_argument("groups and depths differ in number");
     check_groups(groups, depths, true);
@@ -258,6 +258,9 @@ void RowDrafter::plan_chain(const std::vector<TrueRows>& groups, const std::vect
         first_picks_.push_back(first);
         first += depth;
     }
+    chain_lengths_.assign(depths.size(), 0);
+    least_ = least;
+    for (Worker& worker : workers_) worker.reach.assign(depths.size(), 1.0f);
     picks_ = tokens;
     probs_ = probs;
     grow(own_logits_, at(static_cast<int>(groups.size()), padded_ids_));
@@ -270,6 +273,7 @@ void RowDrafter::plan_chain(const std::vector<TrueRows>& groups, const std::vect
 void RowDrafter::plan_true(const std::vector<TrueRows>& groups, const std::vector<int>& depths, bool has_outputs) {
     passes_.clear();
     changes_.clear();
+    chain_lengths_.clear();
     grow(features_, at(FILL_ROWS, padded_width_));
     Pass pass;
     for (std::size_t i = 0; i < groups.size(); ++i) {
@@ -361,6 +365,7 @@ void RowDrafter::plan_extend(const std::vector<SpeculativeRows>& groups, float* 
     check_levels(groups);
     passes_.clear();
     changes_.clear();
+    chain_lengths_.clear();
     Pass pass;
     for (std::size_t i = 0; i < groups.size(); ++i) {
         Sequence& sequence = sequences_.at(groups[i].sequence);
@@ -439,12 +444,16 @@ void RowDrafter::run() {
 
 // Needs no memory: `drafted` has been given room.
 void RowDrafter::finish() {
-    for (Change& change : changes_) {
+    for (std::size_t i = 0; i < changes_.size(); ++i) {
+        Change& change = changes_[i];
         change.sequence->num_true = change.num_true;
         change.sequence->knows_last = change.knows_last;
         change.sequence->is_begun = change.is_begun;
         auto& drafted = change.sequence->drafted;
-        drafted.insert(drafted.end(), change.drafted.begin(), change.drafted.end());
+        // Of a chain that ended early only the rows that were worked out are there.
+        const auto num_new = chain_lengths_.empty() ? change.drafted.size()
+                                                    : static_cast<std::size_t>(std::max(chain_lengths_[i] - 1, 0));
+        drafted.insert(drafted.end(), change.drafted.begin(), change.drafted.begin() + static_cast<std::ptrdiff_t>(num_new));
     }
     running_in_ = 0;
 }

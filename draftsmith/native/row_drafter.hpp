@@ -77,12 +77,15 @@ class RowDrafter {
     void plan_begin(const std::vector<TrueRows>& groups, float* logits);
     // logits [rows, num_ids].
     void plan_extend(const std::vector<SpeculativeRows>& groups, float* logits);
-    // tokens, probs: `depths[i]` of group i, one group after the other.
-    void plan_chain(const std::vector<TrueRows>& groups, const std::vector<int>& depths, std::int32_t* tokens,
-                    float* probs);
+    // tokens, probs: `depths[i]` of group i, one group after the other. A chain ends with the token that takes the
+    // probability of all its tokens below `least`.
+    void plan_chain(const std::vector<TrueRows>& groups, const std::vector<int>& depths, float least,
+                    std::int32_t* tokens, float* probs);
     void run();
     void finish();
 
+    // Tokens of each chain of the last call.
+    const std::vector<int>& chain_lengths() const { return chain_lengths_; }
     int num_rows(std::int64_t sequence) const;
     int num_drafted(std::int64_t sequence) const;
     void truncate(std::int64_t sequence, int num_rows);
@@ -147,6 +150,7 @@ class RowDrafter {
         Quantised all, outputs;
         Floats wide, embedded, normed, scratch, part, powers;
         std::vector<std::int32_t> picked;  // per group
+        std::vector<float> reach;          // per group: probability of all picks so far
     };
     // What becomes true of a sequence when the work is done.
     struct Change {
@@ -192,7 +196,7 @@ class RowDrafter {
     void head(const Pass& pass, Worker& worker);
     void head_stretch(const Pass& pass, int stretch, Quantised& input, Worker& worker);
     Best look_at(const float* logits, int first, int count, Worker& worker) const;
-    void pick(const Pass& pass, int step, Worker& worker);
+    bool pick(const Pass& pass, int step, Worker& worker);
     void quantise(const float* values, int first_input, int size, int row, int num_rows, Quantised& target,
                   int groups) const;
     void multiply(const Packed& weights, int first_tile, int num_tiles, Quantised& input, int num_rows, float* out,
@@ -222,6 +226,8 @@ class RowDrafter {
     float* logits_ = nullptr;           // the caller's [outputs, num_ids], or own_logits_ in chains
     int logit_stride_ = 0;
     std::vector<int> first_picks_;      // per group of a chain: place of its first token in the caller's arrays
+    std::vector<int> chain_lengths_;    // per group of a chain, else empty
+    float least_ = 0.0f;
     std::int32_t* picks_ = nullptr;
     float* probs_ = nullptr;
     Floats own_logits_, features_, hidden_, fused_, queries_, mixed_;

@@ -29,7 +29,7 @@ void RowDrafter::work(int thread) {
         project(weights_.output, attend(pass, worker), outputs, worker);
         feed_forward(outputs, worker);
         head(pass, worker);
-        if (pass.is_chain) pick(pass, step++, worker);
+        if (pass.is_chain && !pick(pass, step++, worker)) return;
     }
 }
 
@@ -371,8 +371,9 @@ RowDrafter::Best RowDrafter::look_at(const float* logits, int first, int count, 
     return {most, first + static_cast<std::int32_t>(index), sum};
 }
 
-// Every thread for itself, in one order.
-void RowDrafter::pick(const Pass& pass, int step, Worker& worker) {
+// Whether any chain goes on. Every thread for itself, in one order, so that all come to the same.
+bool RowDrafter::pick(const Pass& pass, int step, Worker& worker) {
+    bool goes_on = false;
     for (int row = 0; row < pass.num_outputs(); ++row) {
         const Best* stretches = &best_[at(row, num_stretches())];
         Best best = stretches[0];
@@ -383,14 +384,20 @@ void RowDrafter::pick(const Pass& pass, int step, Worker& worker) {
         for (int i = 0; i < num_stretches(); ++i) {
             total += stretches[i].sum * static_cast<double>(std::exp(stretches[i].most - best.most));
         }
-        const int group = pass.rows[static_cast<std::size_t>(row + pass.num_filling)].group;
+        const auto group = static_cast<std::size_t>(pass.rows[static_cast<std::size_t>(row + pass.num_filling)].group);
         const std::int32_t token = weights_.ids[static_cast<std::size_t>(best.index)];
-        worker.picked[static_cast<std::size_t>(group)] = token;
+        const float prob = total > 0.0 ? static_cast<float>(1.0 / total) : 0.0f;  // NaN is not above 0
+        const bool is_on = worker.reach[group] >= least_;
+        worker.picked[group] = token;
+        worker.reach[group] *= prob;
+        goes_on |= worker.reach[group] >= least_;
         if (worker.thread != 0) continue;
-        const auto place = static_cast<std::size_t>(first_picks_[static_cast<std::size_t>(group)] + step);
+        const auto place = static_cast<std::size_t>(first_picks_[group] + step);
         picks_[place] = token;
-        probs_[place] = total > 0.0 ? static_cast<float>(1.0 / total) : 0.0f;  // NaN is not above 0
+        probs_[place] = prob;
+        if (is_on) chain_lengths_[group] = step + 1;
     }
+    return goes_on;
 }
 
 }  // namespace draftsmith

@@ -8,42 +8,24 @@ itself; whatever does not fit is one `DataError` that names the file and what is
 from __future__ import annotations
 
 import bisect
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from draftsmith.errors import DataError
+from draftsmith.models.spellings import Spellings, vocabulary_digest
 
 FORMAT = 1
 ABOUT, COUNTS = "data.json", "counts.safetensors"
 SHARD_TOKENS = 1 << 24
 """A shard is closed when it holds so many tokens: 80 MiB."""
 _SHARD_TYPES = {"tokens": torch.int32, "answer": torch.uint8, "offsets": torch.int64}
-
-
-class Spellings(Protocol):
-    """What a digest needs of a tokenizer."""
-
-    vocab_size: int
-
-    def token_text(self, token: int) -> str: ...
-    def is_special(self, token: int) -> bool: ...
-
-
-def vocabulary_digest(tokenizer: Spellings) -> str:
-    """sha256 of a vocabulary: every id's spelling, and whether it is a mark rather than text."""
-    digest = hashlib.sha256()
-    for token in range(tokenizer.vocab_size):
-        entry = [tokenizer.token_text(token), tokenizer.is_special(token)]
-        digest.update(json.dumps(entry).encode() + b"\n")
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 Called by the trainer when a cache directory is given. Shards of consecutive texts are written one by one, so an
 interrupted filling goes on where it ended. Invariants: a shard appears whole or not at all; features belong to
-one corpus, one target and one set of taps, and any other use is refused by name.
+one corpus and one target, and any other use is refused by name; a cache with more taps than asked for serves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from draftsmith.drafters.base import Tap
 from draftsmith.errors import DataError
 from draftsmith.training.corpus import ABOUT, Corpus
-from draftsmith.training.features import FeatureSource, MaskedText, TargetScorer, TextFeatures, narrow
+from draftsmith.training.features import LAST_HIDDEN, FeatureSource, MaskedText, TargetScorer, TextFeatures, narrow
 
 FORMAT = 1
 KEY = "features.json"
@@ -57,16 +57,20 @@ class CachedFeatures(FeatureSource):
     def __init__(
         self, path: Path, corpus: Corpus, kept: Sequence[int], scorer: TargetScorer, key: Mapping[str, Any]
     ) -> None:
-        """`key`: what the features depend on beside the corpus. Raises `DataError` for a directory of another key."""
+        """`key`: what the features depend on beside corpus and taps. Raises `DataError` for a directory of another
+        key, or one that lacks a tap that `scorer` gives.
+        """
         self._path = path
         self._corpus = corpus
-        self._scorer = scorer
+        self._wanted = scorer.taps
         self._shards = shards_of(corpus.lengths.tolist(), kept)
         self._place = {
             index: (shard, place) for shard, members in enumerate(self._shards) for place, index in enumerate(members)
         }
         self._opened: dict[int, tuple[Any, torch.Tensor]] = {}
-        self._claim({**key, "corpus": corpus_digest(corpus), "texts": len(kept), "shards": len(self._shards)})
+        facts = {**key, "corpus": corpus_digest(corpus), "texts": len(kept), "shards": len(self._shards)}
+        # What is missing is scored for all that the directory holds taps of.
+        self._scorer = scorer.with_taps(self._claim(facts))
 
     def text(self, index: int) -> MaskedText:
         return MaskedText(tokens=self._corpus.tokens(index), answer=self._corpus.answer(index))
@@ -76,9 +80,19 @@ class CachedFeatures(FeatureSource):
         """Shards that are not there yet."""
         return [shard for shard in range(len(self._shards)) if not self._file(shard).exists()]
 
-    def fill(self, tell: Callable[[int, int], None], stop: Callable[[], bool] = lambda: False) -> bool:
-        """Score and write what is missing; `tell(done, all)` after each shard. False when `stop()` ended it."""
-        for shard in self.missing:
+    def fill(
+        self,
+        tell: Callable[[int, int], None],
+        stop: Callable[[], bool] = lambda: False,
+        own: Callable[[Sequence[int]], Sequence[int]] = lambda shards: shards,
+    ) -> bool:
+        """Score and write what is missing; `tell(done, all)` after each shard. False when `stop()` ended it.
+
+        `own`: which of all shards are this process's to make.
+        """
+        for shard in own(range(len(self._shards))):
+            if self._file(shard).exists():
+                continue
             if stop():
                 return False
             self._write(shard)
@@ -88,29 +102,39 @@ class CachedFeatures(FeatureSource):
     def features(self, indices: Sequence[int]) -> list[TextFeatures]:
         return [self._read(*self._place[index]) for index in indices]
 
-    def _claim(self, key: Mapping[str, Any]) -> None:
+    def _claim(self, facts: Mapping[str, Any]) -> frozenset[Tap]:
+        """Have the directory hold features of this kind; the taps it holds."""
         where = self._path / KEY
-        wanted = json.loads(json.dumps({"draftsmith_features": FORMAT, **key}))
+        taps = sorted(map(str, self._wanted - {LAST_HIDDEN}))
+        wanted = json.loads(json.dumps({"draftsmith_features": FORMAT, **facts}))
         try:
             self._path.mkdir(parents=True, exist_ok=True)
             if where.exists():
                 found = json.loads(where.read_text(encoding="utf-8"))
-                differs = [name for name in wanted if not isinstance(found, dict) or found.get(name) != wanted[name]]
+                found = found if isinstance(found, dict) else {}
+                differs = [name for name in wanted if found.get(name) != wanted[name]]
+                held = found.get("taps")
+                held = held if isinstance(held, list) and all(isinstance(tap, str) for tap in held) else []
+                if not set(taps) <= set(held):
+                    differs.append("taps")
                 if differs:
                     raise DataError(
                         f"{self._path} holds features of another {', '.join(differs)}; give another --cache directory"
                     )
+                taps = held
             else:
                 others = [name.name for name in self._path.iterdir() if not name.name.startswith(".")]
                 if others:
                     raise DataError(f"{self._path} holds other files ({others[0]}, ...); give a --cache of its own")
-                _write_whole(where, lambda path: path.write_text(json.dumps(wanted, indent=1) + "\n", encoding="utf-8"))
+                text = json.dumps({**wanted, "taps": taps}, indent=1) + "\n"
+                _write_whole(where, lambda path: path.write_text(text, encoding="utf-8"))
         except OSError as error:
             raise DataError(f"{self._path}: cannot be used as a cache: {error.strerror or error}") from error
         except (ValueError, RecursionError) as error:
             if isinstance(error, DataError):
                 raise
             raise DataError(f"{where}: not valid JSON ({error})") from error
+        return frozenset(map(_tap, taps))
 
     def _file(self, shard: int) -> Path:
         return self._path / f"features-{shard:05d}.safetensors"
@@ -143,9 +167,13 @@ class CachedFeatures(FeatureSource):
         taps: dict[Tap, torch.Tensor] = {}
         for name, tensor in rows.items():
             kind, _, tap = name.partition(".")
-            if kind == "tap":
-                taps[int(tap) if tap.isdigit() else tap] = tensor
+            if kind == "tap" and _tap(tap) in self._wanted:
+                taps[_tap(tap)] = tensor
         return TextFeatures(taps=taps, best_L=rows["best"].to(torch.int64), log_total_L=rows["log_total"])
+
+
+def _tap(name: str) -> Tap:
+    return int(name) if name.isdigit() else name
 
 
 def _write_whole(path: Path, write: Callable[[Path], Any]) -> None:

@@ -158,6 +158,15 @@ class TargetScorer:
         self._taps = taps | {LAST_HIDDEN}
         self._max_rows = max_rows
 
+    @property
+    def taps(self) -> frozenset[Tap]:
+        """What `score` gives of every row."""
+        return self._taps
+
+    def with_taps(self, taps: frozenset[Tap]) -> TargetScorer:
+        """The same target with other taps."""
+        return TargetScorer(self._backend, taps, self._max_rows)
+
     @torch.no_grad()
     def score(self, texts: Sequence[MaskedText]) -> list[TextFeatures]:
         """Features of texts, in order; several texts share a forward, long ones take several."""

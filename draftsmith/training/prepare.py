@@ -20,8 +20,9 @@ from draftsmith.io.files import open_model
 from draftsmith.io.staging import staged_directory
 from draftsmith.models.chat import ChatTemplate
 from draftsmith.models.spec import DecoderSpec
+from draftsmith.models.spellings import vocabulary_digest
 from draftsmith.models.tokenizer import Tokenizer
-from draftsmith.training.corpus import ABOUT, CorpusTarget, CorpusWriter, vocabulary_digest
+from draftsmith.training.corpus import ABOUT, CorpusTarget, CorpusWriter
 from draftsmith.training.masking import Masked, Masker, Unmasked
 from draftsmith.training.texts import Text, find_files, read_texts
 

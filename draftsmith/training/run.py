@@ -20,7 +20,7 @@ import yaml
 from safetensors import SafetensorError
 
 from draftsmith.drafters.base import TargetInfo
-from draftsmith.drafters.checkpoint import module_class, save_module
+from draftsmith.drafters.checkpoint import load_module, module_class, save_module
 from draftsmith.drafters.trainable import DraftModule, frequent_ids
 from draftsmith.errors import DataError, DraftsmithError, OptionError
 from draftsmith.training.batches import BatchOrder, batches_by_length
@@ -99,6 +99,10 @@ def open_corpus(path: Path, settings: TrainingSettings, target: TargetInfo) -> C
 
 def build_module(settings: TrainingSettings, target: TargetInfo, corpus: Corpus) -> DraftModule:
     """The method's module with its first weights."""
+    if settings.init is not None:
+        module = load_module(settings.init, settings.method, target)
+        loss_options(settings, module)
+        return module
     kind = module_class(settings.method)
     config = kind.configure(target, settings.configure)
     ids = None
@@ -235,13 +239,15 @@ def _cached(job: Job, listener: Listener, together: Processes, tell: Callable[[s
     assert settings.cache is not None
     key = {
         "target": {"name": settings.model, "backend": settings.backend, "layers": spec.num_layers, "width": spec.width},
-        "taps": sorted(map(str, job.module.needs)),
         "max_len": settings.max_len,
     }
+    if not together.is_first:
+        together.meet()  # the first one makes the directory
     cached = CachedFeatures(settings.cache, job.corpus, job.kept, job.scorer, key)
-    stopped = False
     if together.is_first:
-        stopped = not cached.fill(lambda done, whole: tell(f"scored {done} of {whole} shards"), listener.stop)
+        together.meet()
+    told = tell if together.is_first else lambda line: None
+    stopped = not cached.fill(lambda done, whole: told(f"scored {done} of {whole} shards"), listener.stop, together.own)
     if together.any_of(stopped):
         raise DraftsmithError(f"stopped while {settings.cache} was filled; the same command goes on from there")
     return cached
@@ -280,6 +286,7 @@ def _facts(job: Job, trainer: Trainer) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in job.module.parameters()),
         "draft_vocab": len(job.module.draft_ids),
         "vocab_size": job.target.vocab_size,
+        "tokenizer": job.corpus.target.tokenizer,
         "texts": len(job.kept),
         "text_tokens": sum(int(job.corpus.lengths[index]) for index in job.kept),
         "steps": progress.step,

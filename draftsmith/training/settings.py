@@ -17,6 +17,7 @@ from typing import Any
 from draftsmith.errors import OptionError
 
 COMPUTE = ("float32", "bfloat16")
+OPTIMISERS = ("adamw", "muon")
 WEIGHT_TYPES = ("bfloat16", "float16", "float32")
 # What a run may change when it is continued: where things are kept and how long it goes on.
 _FREE = frozenset(
@@ -28,7 +29,8 @@ _FREE = frozenset(
 class TrainingSettings:
     """A run. Raises `OptionError` for values outside their range.
 
-    `method`: a drafter of the table; `configure`: changes to its architecture. `draft_vocab`: size of the draft
+    `method`: a drafter of the table; `configure`: changes to its architecture. `init`: directory of a drafter of that
+    method to start from, with its architecture and draft vocabulary. `draft_vocab`: size of the draft
     vocabulary, None for the target's whole one. `loss`, `decay`, `depths`: None takes the method's own.
     `passes` over the data or `steps` of the optimiser, whichever ends first; `max_seconds` ends both. `batch_tokens`:
     padded tokens of one forward; `accumulate`: forwards of one step, over all processes together. `max_len`: longer
@@ -46,6 +48,7 @@ class TrainingSettings:
     data: Path
     output: Path
     configure: Mapping[str, str] = field(default_factory=dict)
+    init: Path | None = None
     draft_vocab: int | None = None
     loss: str | None = None
     decay: float | None = None
@@ -56,6 +59,7 @@ class TrainingSettings:
     batch_tokens: int = 2048
     accumulate: int = 1
     max_len: int = 2048
+    optimiser: str = "adamw"
     lr: float = 5e-4
     warmup: float = 0.04
     floor: float = 0.05
@@ -95,6 +99,10 @@ class TrainingSettings:
             raise OptionError(f"decay is {self.decay}; allowed: above 0 and up to 1")
         if self.compute not in COMPUTE:
             raise OptionError(f"compute is {self.compute!r}; allowed: {', '.join(COMPUTE)}")
+        if self.init is not None and (self.configure or self.draft_vocab is not None):
+            raise OptionError(f"{self.init} fixes architecture and draft vocabulary; leave out --set and --draft-vocab")
+        if self.optimiser not in OPTIMISERS:
+            raise OptionError(f"optimiser is {self.optimiser!r}; allowed: {', '.join(OPTIMISERS)}")
         if self.dtype not in WEIGHT_TYPES:
             raise OptionError(f"dtype is {self.dtype!r}; allowed: {', '.join(WEIGHT_TYPES)}")
 

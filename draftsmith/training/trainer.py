@@ -92,7 +92,9 @@ class Trainer:
         self._validation = validation
         self._together = together
         self._identity = identity
-        self._optimiser = make_optimiser(module, settings.lr, settings.weight_decay)
+        self._optimiser = make_optimiser(
+            module, settings.lr, settings.weight_decay, settings.optimiser, len(module.draft_ids)
+        )
         self._since_save = 0.0
 
     @property

@@ -311,7 +311,7 @@ def test_what_does_not_fit_is_refused(name, tmp_path):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("medusa", "write NAME:path=DIRECTORY"),
+        ("medusa", "write medusa:path=DIRECTORY"),
         ("medusa:path=nowhere", "cannot be read"),
         ("medusa:path=toy/medusa:max_draft=0", "max_draft is 0"),
         ("hydra:path=toy/hydra:tree=3x0", "children per level"),

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +17,7 @@ import torch
 
 from draftsmith import _native
 from draftsmith.drafters.native_rows import NativeRows, NativeRowsOptions
-from draftsmith.drafters.rows import Level, TrueRows
+from draftsmith.drafters.rows import Chain, Level, TrueRows
 from draftsmith.drafters.torch_rows import TorchRows
 from draftsmith.errors import DraftsmithError, ModelFileError, OptionError
 from tests.drafters.row_models import KINDS, VOCABULARY, SlowRows, make_parts, make_target
@@ -165,6 +167,25 @@ def test_chains_of_different_depths_side_by_side(name: str, threads: int) -> Non
     assert case.rows.chain([case.true(i, i, 10 + i) for i in range(5)], depths) == expected
     again = case.rows.chain([TrueRows(i, [], case.features(0, 0)) for i in range(5)], depths)
     assert again == expected
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_chain_ends_where_it_is_no_longer_likely(threads: int) -> None:
+    """With the token that takes it below; its rows are as if it had been asked for so many, whatever runs beside it."""
+    alone, case = Case("eagle3"), Case("eagle3", threads=threads)
+    whole = [alone.rows.chain([alone.true(i, i, 10 + i)], [8])[0] for i in range(5)]
+    reaches = [list(itertools.accumulate(chain.probs, operator.mul)) for chain in whole]
+    least = sorted(reach[2] for reach in reaches)[2]
+    lengths = [next((place + 1 for place, reach in enumerate(row) if reach < least), 8) for row in reaches]
+    assert len(set(lengths)) > 1 and max(lengths) > 3
+    found = case.rows.chain([case.true(i, i, 10 + i) for i in range(5)], [8] * 5, least)
+    assert found == [Chain(chain.tokens[:size], chain.probs[:size]) for chain, size in zip(whole, lengths, strict=True)]
+    for i, size in enumerate(lengths):
+        again = alone.rows.chain([TrueRows(i, [], alone.features(0, 0))], [size])[0]
+        level = Level(i, again.tokens[-1:], [size - 2])
+        assert bits_of(case.rows.extend([level])[0][0]) == bits_of(alone.rows.extend([level])[0][0])
+    # What comes next begins from the true rows, as after any chain.
+    assert case.rows.chain([TrueRows(i, [], case.features(0, 0)) for i in range(5)], [8] * 5) == whole
 
 
 @pytest.mark.parametrize("cache", ["float16", "bfloat16", "float32"])

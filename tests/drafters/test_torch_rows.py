@@ -1,5 +1,7 @@
 """What drafting computes row by row is what training unrolls; trees, batches, cuts and forks change no row."""
 
+import itertools
+import operator
 import random
 
 import pytest
@@ -144,3 +146,16 @@ def test_a_greedy_chain_is_level_by_level_the_likeliest_token():
             assert token == ids[int(logits.argmax())]
             assert prob == pytest.approx(float(torch.softmax(logits, dim=-1).max()), abs=1e-12)
             logits = slow.runner.extend([Level(stop, [token], [depth - 1])])[0][0]
+
+
+def test_a_chain_ends_with_the_token_that_takes_it_below_what_is_asked():
+    case, twin = Case(seed=3), Case(seed=3)
+    whole = case.runner.chain([case.rows(0, 4, 0), case.rows(0, 9, 1)], [6, 6])
+    least = whole[0].probs[0] * whole[0].probs[1] * 1.0001
+    found = twin.runner.chain([twin.rows(0, 4, 0), twin.rows(0, 9, 1)], [6, 6], least)
+    for chain, ended in zip(whole, found, strict=True):
+        reaches = list(itertools.accumulate(chain.probs, operator.mul))
+        size = next((place + 1 for place, reach in enumerate(reaches) if reach < least), 6)
+        assert ended.tokens == chain.tokens[:size]
+        assert ended.probs == pytest.approx(chain.probs[:size], abs=1e-12)
+    assert len(found[0].tokens) == 2

@@ -110,7 +110,7 @@ std::vector<Drafts> draft(RowDrafter& drafter, const std::vector<TrueRows>& grou
     const std::size_t count = groups.size();
     std::vector<std::int32_t> tokens(count * static_cast<std::size_t>(depth));
     std::vector<float> probs(tokens.size());
-    drafter.plan_chain(groups, std::vector<int>(count, depth), tokens.data(), probs.data());
+    drafter.plan_chain(groups, std::vector<int>(count, depth), 0.0f, tokens.data(), probs.data());
     work(drafter);
     std::vector<TrueRows> again;
     for (const TrueRows& rows : groups) again.push_back({rows.sequence, {}, nullptr});

@@ -115,9 +115,9 @@ def online(data, backend, max_rows=512):
     return corpus, OnlineFeatures(corpus, TargetScorer(backend, TAPS, max_rows))
 
 
-def cached(path, data, backend, kept=None, **key):
+def cached(path, data, backend, kept=None, taps=TAPS, **key):
     corpus = Corpus.open(data)
-    scorer = TargetScorer(backend, TAPS)
+    scorer = TargetScorer(backend, taps)
     return CachedFeatures(path, corpus, range(len(corpus)) if kept is None else kept, scorer, {"model": "tiny", **key})
 
 
@@ -174,6 +174,22 @@ def test_a_cache_of_another_run_is_refused(data, tmp_path):
     (tmp_path / "cache" / "features.json").write_text("{")
     with pytest.raises(DataError, match="not valid JSON"):
         cached(tmp_path / "cache", data, backend)
+
+
+def test_a_cache_with_more_taps_serves(data, tmp_path, monkeypatch):
+    monkeypatch.setattr("draftsmith.training.feature_cache.SHARD_TOKENS", 60)
+    backend = tiny_backend(0, dtype=torch.float32)
+    wide = cached(tmp_path / "cache", data, backend)
+    answers = iter([False, True])
+    wide.fill(lambda done, whole: None, lambda: next(answers))
+    narrow = cached(tmp_path / "cache", data, backend, taps=frozenset())
+    assert narrow.fill(lambda done, whole: None)
+    last = len(Corpus.open(data)) - 1
+    assert set(narrow.features([last])[0].taps) == {"last_hidden"}
+    # What the narrow one scored is there for the wide one too.
+    same(wide.features([0, last]), online(data, backend)[1].features([0, last]), atol=1e-3)
+    with pytest.raises(DataError, match="another taps"):
+        cached(tmp_path / "cache", data, backend, taps=TAPS | {7})
 
 
 def test_a_damaged_shard_is_named(data, tmp_path):

@@ -78,6 +78,29 @@ def test_a_continued_run_is_bit_for_bit_the_uninterrupted_one(data, tmp_path, wh
     assert trainer.progress.tokens == expected.progress.tokens
 
 
+def test_muon_continues_bit_for_bit_too_and_learns_otherwise(data, tmp_path, whole):
+    train(data, tmp_path / "whole", optimiser="muon", steps=24)
+    train(data, tmp_path / "parts", optimiser="muon", steps=24, stop_after=3)
+    train(data, tmp_path / "parts", optimiser="muon", steps=24)
+    losses = losses_of(tmp_path / "whole")
+    assert losses_of(tmp_path / "parts") == losses
+    assert sum(loss for _, loss, _ in losses[-4:]) < 0.5 * sum(loss for _, loss, _ in losses[:4])
+    assert losses[1:8] != losses_of(whole[0])[1:]
+
+
+def test_a_run_starts_from_a_trained_drafter(data, tmp_path, whole):
+    _, job, trainer = whole
+    finish(job, trainer)
+    more = {"configure": {}, "draft_vocab": None, "init": whole[0]}
+    begun, _ = train(data, tmp_path / "more", steps=1, lr=1e-9, **more)
+    saved = read_checkpoint(whole[0])
+    assert len(begun.module.draft_ids) == 48
+    for name, tensor in begun.module.state_dict().items():
+        assert torch.allclose(tensor, saved.tensors[name].to(tensor.dtype), atol=1e-6), name
+    with pytest.raises(OptionError, match="leave out --set and --draft-vocab"):
+        train(data, tmp_path / "other", init=whole[0])
+
+
 def test_accumulating_halves_of_a_batch_is_one_step_over_both(data, tmp_path):
     _, trainer = train(data, tmp_path / "drafter", accumulate=2, steps=3)
     assert [step for step, *_ in losses_of(tmp_path / "drafter")] == [1, 2, 3]
