@@ -95,7 +95,7 @@ CASES = (
     Case("eagle3-rope", "eagle3-speculators", "eagle3", "eagle3", fields={"rope": _LLAMA3, "rope_theta": 500.0}),
     Case("eagle3-qwen3", "eagle3-speculators", "eagle3", "eagle3", few=True, fields={"qk_norm": True}),
     Case("eagle1", "eagle1", "eagle1", "eagle"),
-    Case("eagle1-qwen2", "eagle1", "eagle1", "eagle", fields={"qkv_bias": True}),
+    Case("eagle1-biased", "eagle1", "eagle1", "eagle", fields={"qkv_bias": True}),
     Case("medusa", "medusa-vllm", "medusa", "medusa", {"head": "own", "num_layers": "2", "num_depths": "3"}),
     Case("medusa-original", "medusa", "medusa", "medusa", {"head": "own", "num_depths": "3"}),
     Case("medusa-shared", "medusa-vllm", "medusa", "medusa", {"head": "shared", "num_depths": "3"}, few=True),

@@ -120,6 +120,8 @@ def switch_notes(config: Eagle3Config) -> list[Note]:
     notes = [Note("residual", residual), Note("fed back", fed_back)]
     if config.tap_norm:
         notes.append(Note("taps' norms", "one for each tap (fc_norm)"))
+    if config.qkv_bias:
+        notes.append(Note("biases", "of queries, keys and values; vLLM's classes of EAGLE-3 have no place for them"))
     return notes
 
 

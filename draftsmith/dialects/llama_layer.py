@@ -52,17 +52,18 @@ def layer_shape(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], 
     if config.get("attn_output_gate"):
         raise UnsupportedError(f"{where}: a draft layer with gated attention ('attn_output_gate') is not supported")
     fields = dataclasses.asdict(LayerShape.like(spec))
-    fields["qkv_bias"], fields["qk_norm"] = spec.qkv_bias, spec.qk_norm
+    fields["qkv_bias"] = spec.qkv_bias or bool(config.get("qkv_bias"))
+    fields["qk_norm"] = spec.qk_norm
     fields["rope"] = None if spec.rope.kind == "default" else spec.rope
     scaled = "" if spec.rope.kind == "default" else f", scaled as {spec.rope.kind} by {spec.rope.factor:g}"
     return fields, Note("positions", f"row t stands at t; rope theta {spec.rope.theta:g}{scaled}, the draft's own")
 
 
 def layer_config(shape: LayerShape, vocab_size: int, max_context: int) -> dict[str, Any]:
-    """A Llama-like config of one layer, read back by `layer_shape` as the same shape: Qwen3's where queries and keys
-    are normed, Qwen2's where they have biases.
+    """A Llama-like config of one layer, read back by `layer_shape` as the same shape; Qwen3's where queries and keys
+    are normed. Biases of queries, keys and values alone are `qkv_bias`, which EAGLE's own code and vLLM know.
     """
-    kind = "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias else "llama"
+    kind = "qwen3" if shape.qk_norm else "llama"
     config: dict[str, Any] = {
         "model_type": kind,
         "hidden_size": shape.width,
@@ -76,13 +77,13 @@ def layer_config(shape: LayerShape, vocab_size: int, max_context: int) -> dict[s
         "rope_theta": shape.rope_theta,
         "rope_scaling": None if shape.rope is None else _scaling(shape.rope),
         "max_position_embeddings": max_context,
-        "attention_bias": shape.qkv_bias and kind == "qwen3",
+        "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": False,
         "vocab_size": vocab_size,
     }
     if shape.qkv_bias:
-        config["qkv_bias"] = True  # for vLLM's Llama layers
+        config["qkv_bias"] = True
     return config
 
 

@@ -160,15 +160,21 @@ def test_false_switches_are_left_out_of_flat_configs():
 
 
 @pytest.mark.parametrize(
-    ("fields", "kind", "biases"),
-    [({}, "llama", False), ({"qkv_bias": True}, "qwen2", False), ({"qk_norm": True}, "qwen3", False),
-     ({"qk_norm": True, "qkv_bias": True}, "qwen3", True)],
+    ("fields", "kind"),
+    [({}, "llama"), ({"qkv_bias": True}, "llama"), ({"qk_norm": True}, "qwen3"),
+     ({"qk_norm": True, "qkv_bias": True}, "qwen3")],
 )  # fmt: skip
-def test_layers_of_other_families(fields, kind, biases):
+def test_layers_of_other_families(fields, kind):
     shape = LayerShape(width=32, num_heads=4, num_kv_heads=2, head_dim=8, mlp_width=48, **fields)
     config = layer_config(shape, 64, 256)
-    assert (config["model_type"], config["attention_bias"]) == (kind, biases)
+    assert (config["model_type"], config["attention_bias"]) == (kind, False)
+    assert config.get("qkv_bias", False) == shape.qkv_bias
     assert LayerShape(**layer_shape(config, "here")[0]) == shape
+    # Others say it by the family, or by one key for all four projections.
+    for given in ({"model_type": "qwen2"}, {"model_type": "llama", "attention_bias": True}):
+        plain = {key: value for key, value in layer_config(dataclasses.replace(shape, qk_norm=False), 64, 256).items()
+                 if key != "qkv_bias"}  # fmt: skip
+        assert layer_shape({**plain, **given}, "here")[0]["qkv_bias"]
 
 
 def test_a_wider_layer_is_not_written():
