@@ -16,7 +16,7 @@ LAYERS = [
     {"core"},
     {"models", "control", "io"},
     {"drafters"},
-    {"engine", "training"},
+    {"engine", "training", "dialects"},
     {"bench", "simulate"},
     {"serve", "advise", "bridge"},
     {"cli"},

@@ -19,6 +19,7 @@ import typer
 
 from draftsmith.cli.calibrate_options import CalibrateOptions
 from draftsmith.cli.commands import PlainGroup, add_command
+from draftsmith.cli.convert_options import ConvertOptions
 from draftsmith.cli.data_options import PrepareOptions, RegenerateOptions, SynthOptions
 from draftsmith.cli.interrupts import INTERRUPTED, keep_interrupts
 from draftsmith.cli.options import (
@@ -169,6 +170,14 @@ add_command(
     "draftsmith.cli.calibrate:run",
     text="Measure what steps cost on this machine.",
     example="draftsmith calibrate -m smollm2 -d draft_model:model=tiny.gguf",
+)
+add_command(
+    app,
+    "convert",
+    ConvertOptions,
+    "draftsmith.cli.convert:run",
+    text="Read a published drafter, or write yours as others read it.",
+    example="draftsmith convert org/eagle3-drafter --model org/model -o e3",
 )
 add_command(
     app,

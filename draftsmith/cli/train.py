@@ -109,19 +109,24 @@ def load_target(settings: TrainingSettings) -> tuple[LoadedModel, TargetInfo]:
     """The target, and what a drafter may know of it."""
     import torch
 
-    from draftsmith.drafters.base import TargetInfo
-
     load = _loader(settings)
-
-    def refuse(selection: str) -> Any:
-        raise UnsupportedError(f"drafter {selection} is made of other drafters and cannot be trained")
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     # TensorFlow and others write to the log of the process when they are found; none of it concerns the user.
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
     model = load(settings.model)
-    target = TargetInfo(
+    return model, target_info(model, load)
+
+
+def target_info(model: LoadedModel, load: Callable[[str], LoadedModel]) -> TargetInfo:
+    """What a drafter that is trained or tried alone may know of its target."""
+    from draftsmith.drafters.base import TargetInfo
+
+    def refuse(selection: str) -> Any:
+        raise UnsupportedError(f"drafter {selection} is made of other drafters and cannot be trained")
+
+    return TargetInfo(
         vocab_size=model.backend.spec.vocab_size,
         max_context=model.backend.spec.max_context,
         eos_ids=model.eos_ids,
@@ -129,9 +134,8 @@ def load_target(settings: TrainingSettings) -> tuple[LoadedModel, TargetInfo]:
         load_model=load,
         make_drafter=refuse,
         backend=model.backend,
-        name=settings.model,
+        name=model.name,
     )
-    return model, target
 
 
 def _loader(settings: TrainingSettings) -> Callable[[str], LoadedModel]:

@@ -23,6 +23,7 @@ from draftsmith.drafters.base import TargetInfo
 from draftsmith.drafters.trainable import DraftModule, Layout, TrainableDrafter
 from draftsmith.errors import ModelFileError, OptionError
 from draftsmith.io.staging import staged_directory
+from draftsmith.models.spec import DecoderSpec
 from draftsmith.registry import DRAFTERS, load_class, parse_selection
 
 FORMAT = 1
@@ -74,14 +75,36 @@ def save_module(
     `OSError` as the system does, with nothing half-written left behind.
     """
     layout = module.layout(target)
+    checkpoint = Checkpoint(
+        path=path,
+        method=method,
+        config=dataclasses.asdict(module.config),
+        target={"name": target_name, **target_facts(target.backend.spec)},
+        about=about,
+        tensors=layout.tensors,
+    )
+    _save(checkpoint, layout, texts, dtype)
+
+
+def save_checkpoint(checkpoint: Checkpoint, *, texts: Mapping[str, str] = types.MappingProxyType({})) -> None:
+    """Write a checkpoint to its path, in place of what is there; `texts` as for `save_module`. Raises `OSError`."""
+    _save(checkpoint, Layout(tensors=checkpoint.tensors), texts, None)
+
+
+def target_facts(spec: DecoderSpec) -> dict[str, int]:
+    """The sizes by which a checkpoint knows its target."""
+    return {"vocab_size": spec.vocab_size, "width": spec.width, "num_layers": spec.num_layers}
+
+
+def _save(checkpoint: Checkpoint, layout: Layout, texts: Mapping[str, str], dtype: torch.dtype | None) -> None:
     described = {
         "draftsmith": FORMAT,
-        "method": method,
-        "config": dataclasses.asdict(module.config),
-        "target": {"name": target_name, **target_facts(target)},
-        "about": dict(about),
+        "method": checkpoint.method,
+        "config": dict(checkpoint.config),
+        "target": dict(checkpoint.target),
+        "about": dict(checkpoint.about),
     }
-    with staged_directory(path) as staging:
+    with staged_directory(checkpoint.path) as staging:
         _write(staging, layout, described, texts, dtype)
 
 
@@ -153,43 +176,51 @@ def load_module(path: Path, method: str, target: TargetInfo) -> DraftModule:
     return build_module(read_method(path, method), target)
 
 
-def target_facts(target: TargetInfo) -> dict[str, int]:
-    """The sizes by which a checkpoint knows its target."""
-    spec = target.backend.spec
-    return {"vocab_size": target.vocab_size, "width": spec.width, "num_layers": spec.num_layers}
-
-
 def build_module(checkpoint: Checkpoint, target: TargetInfo) -> DraftModule:
     """A checkpoint's module. Raises `ModelFileError` for a wrong target, config or tensor."""
-    path = checkpoint.path
-    for key, value in target_facts(target).items():
-        if checkpoint.target.get(key) != value:
-            raise ModelFileError(
-                f"{path}: trained for a target with {key} {checkpoint.target.get(key)} "
-                f"({checkpoint.target.get('name')}); this target's is {value}"
-            )
-    kind = module_class(checkpoint.method)
-    try:
-        config = kind.Config(**checkpoint.config)
-    except (TypeError, OptionError) as error:
-        raise ModelFileError(f"{path / CONFIG}: key 'config': {error}") from error
-    module = kind(config, target, _draft_ids(checkpoint, target.vocab_size))
-    expected = module.state_dict()
-    for name in sorted(set(expected) ^ set(checkpoint.tensors)):
-        raise ModelFileError(f"{path / WEIGHTS}: tensor {name!r} is {'missing' if name in expected else 'unknown'}")
-    for name, tensor in checkpoint.tensors.items():
-        if tensor.shape != expected[name].shape:
-            raise ModelFileError(
-                f"{path / WEIGHTS}: tensor {name!r} has shape {tuple(tensor.shape)}; {tuple(expected[name].shape)} "
-                "is implied by the config"
-            )
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise ModelFileError(f"{path / WEIGHTS}: tensor {name!r} holds a weight that is not finite")
+    check_target(checkpoint, target.backend.spec)
+    config = config_of(checkpoint)
+    module = module_class(checkpoint.method)(config, target, draft_ids_of(checkpoint, target.vocab_size))
+    check_tensors(checkpoint, module.state_dict())
     module.load_state_dict(dict(checkpoint.tensors))
     return module
 
 
-def _draft_ids(checkpoint: Checkpoint, vocab_size: int) -> torch.Tensor | None:
+def config_of(checkpoint: Checkpoint) -> Any:
+    """A checkpoint's architecture as its module's `Config`. Raises `ModelFileError`."""
+    try:
+        return module_class(checkpoint.method).Config(**checkpoint.config)
+    except (TypeError, OptionError) as error:
+        raise ModelFileError(f"{checkpoint.path / CONFIG}: key 'config': {error}") from error
+
+
+def check_tensors(checkpoint: Checkpoint, expected: Mapping[str, torch.Tensor]) -> None:
+    """Raises `ModelFileError` for a tensor that is missing, unknown, of another shape or not finite."""
+    where = checkpoint.path / WEIGHTS
+    for name in sorted(set(expected) ^ set(checkpoint.tensors)):
+        raise ModelFileError(f"{where}: tensor {name!r} is {'missing' if name in expected else 'unknown'}")
+    for name, tensor in checkpoint.tensors.items():
+        if tensor.shape != expected[name].shape:
+            raise ModelFileError(
+                f"{where}: tensor {name!r} has shape {tuple(tensor.shape)}; {tuple(expected[name].shape)} "
+                "is implied by the config"
+            )
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ModelFileError(f"{where}: tensor {name!r} holds a weight that is not finite")
+
+
+def check_target(checkpoint: Checkpoint, spec: DecoderSpec) -> None:
+    """Raises `ModelFileError` for a target other than the one that was trained for."""
+    for key, value in target_facts(spec).items():
+        if checkpoint.target.get(key) != value:
+            raise ModelFileError(
+                f"{checkpoint.path}: trained for a target with {key} {checkpoint.target.get(key)} "
+                f"({checkpoint.target.get('name')}); this target's is {value}"
+            )
+
+
+def draft_ids_of(checkpoint: Checkpoint, vocab_size: int) -> torch.Tensor | None:
+    """The target ids it drafts, None for all of them. Raises `ModelFileError`."""
     ids = checkpoint.tensors.get("draft_ids")
     if ids is None:
         return None

@@ -23,7 +23,10 @@ from draftsmith.models.spec import DecoderSpec, RopeSpec
 
 @dataclass(frozen=True, kw_only=True)
 class LayerShape:
-    """Sizes of a draft layer; plain values that a checkpoint's config stores."""
+    """Sizes of a draft layer; plain values that a checkpoint's config stores.
+
+    `rope`: positions that are scaled (Llama 3.1's rule, YaRN); None for plain ones of `rope_theta`.
+    """
 
     width: int
     num_heads: int
@@ -34,8 +37,14 @@ class LayerShape:
     rope_theta: float = 10000.0
     qkv_bias: bool = False
     qk_norm: bool = False
+    rope: RopeSpec | None = None
 
     def __post_init__(self) -> None:
+        rope: Any = self.rope
+        if isinstance(rope, dict):  # as a checkpoint's JSON has it
+            object.__setattr__(self, "rope", RopeSpec(**rope))
+        if self.rope is not None and self.rope.theta != self.rope_theta:
+            raise OptionError(f"rope_theta is {self.rope_theta}; the scaled positions have {self.rope.theta}")
         for name in ("width", "num_heads", "num_kv_heads", "head_dim", "mlp_width"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} is {getattr(self, name)}: at least 1 is needed")
@@ -44,6 +53,11 @@ class LayerShape:
                 f"{self.num_heads} heads of {self.head_dim} over {self.num_kv_heads} key heads: heads must be a "
                 "multiple of key heads, and their size even"
             )
+
+    @property
+    def rotary(self) -> RopeSpec:
+        """How queries and keys are rotated."""
+        return self.rope or RopeSpec(theta=self.rope_theta)
 
     @classmethod
     def like(cls, spec: DecoderSpec) -> LayerShape:
@@ -184,9 +198,9 @@ class DraftLayer(nn.Module):
 
 def rotations(shape: LayerShape, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines [..., K/2] of whole positions."""
-    frequencies = inverse_frequencies(RopeSpec(theta=shape.rope_theta), shape.head_dim)
+    frequencies = inverse_frequencies(shape.rotary, shape.head_dim)
     longest = int(positions.max()) + 1 if positions.numel() else 0
-    cosines, sines = cosines_and_sines(frequencies, 1.0, longest)
+    cosines, sines = cosines_and_sines(frequencies, shape.rotary.attention_factor, longest)
     return cosines[positions].to(torch.float32), sines[positions].to(torch.float32)
 
 

@@ -16,7 +16,6 @@ from torch import nn
 
 from draftsmith.drafters.draft_layer import DraftLayer, LayerShape, RMSNorm, fill_normal, mix_causal, rotate
 from draftsmith.models.rope import inverse_frequencies
-from draftsmith.models.spec import RopeSpec
 
 
 class LastRowLayer(nn.Module):
@@ -27,7 +26,7 @@ class LastRowLayer(nn.Module):
         self.shape = shape
         self.input_layernorm = RMSNorm(shape.width, shape.norm_eps)
         self.layer = DraftLayer(shape, shape.width)
-        self._frequencies = inverse_frequencies(RopeSpec(theta=shape.rope_theta), shape.head_dim)
+        self._frequencies = inverse_frequencies(shape.rotary, shape.head_dim)
 
     @staticmethod
     def entries_of(shape: LayerShape) -> int:
@@ -44,7 +43,8 @@ class LastRowLayer(nn.Module):
     def turn(self, positions: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines [R, K/2] of positions; angles are formed in float32, as everywhere."""
         angles = positions.to(torch.float32)[:, None] * self._frequencies.to(positions.device)
-        return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+        scale = self.shape.rotary.attention_factor
+        return (angles.cos() * scale).to(like.dtype), (angles.sin() * scale).to(like.dtype)
 
     def forward(self, hidden_BLD: torch.Tensor) -> torch.Tensor:
         """Outputs [B, L, D] of whole texts, every row seeing itself and those before it."""

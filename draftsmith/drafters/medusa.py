@@ -9,7 +9,6 @@ Shape letters: R rows, D width, K depths, U draft vocabulary.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast, final
@@ -23,7 +22,7 @@ from draftsmith.drafters.base import TargetInfo
 from draftsmith.drafters.head_drafter import HeadDrafter
 from draftsmith.drafters.heads import HeadModule, check_heads, target_width
 from draftsmith.drafters.trainable import LossOptions
-from draftsmith.errors import ModelFileError, OptionError
+from draftsmith.errors import OptionError
 from draftsmith.registry import read_options
 
 _SCHEDULES = {
@@ -149,56 +148,3 @@ def joint_loss(
     if not 0 <= progress <= 1:
         raise OptionError(f"progress is {progress}; allowed: 0 to 1")
     return language_loss + coefficient * _SCHEDULES[schedule](progress) * heads.loss
-
-
-# Head number, layer number, and the kind of the weight, in the three ways heads are published.
-_PUBLISHED = re.compile(
-    r"(?:medusa_heads?\.)?(?:"
-    r"(?P<head>\d+)\.(?P<layer>\d+)\.(?:linear\.)?(?P<kind>weight|bias)"
-    r"|blocks\.(?P<block>\d+)\.layers\.(?P<inner>\d+)\.(?P<part>weight|bias)"
-    r"|lm_heads?\.(?P<output>\d+)\.weight)"
-)
-
-
-def from_published(tensors: Mapping[str, torch.Tensor]) -> tuple[MedusaConfig, dict[str, torch.Tensor]]:
-    """Config and tensors of `MedusaModule` from published heads: Medusa-1 files, the heads in a Medusa-2 model (its
-    other tensors are passed over; its backbone must be the target), or vLLM's names.
-
-    How many heads and layers there are is counted, because published configs have been wrong about it. Raises
-    `ModelFileError` when heads are incomplete.
-    """
-    linears: dict[tuple[int, int, str], torch.Tensor] = {}
-    outputs: dict[int, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        found = _PUBLISHED.fullmatch(name)
-        if found is None:
-            continue
-        if found["output"] is not None:
-            outputs[int(found["output"])] = tensor
-        elif found["block"] is not None:
-            linears[int(found["block"]), int(found["inner"]), found["part"]] = tensor
-        elif ".linear." in name:
-            linears[int(found["head"]), int(found["layer"]), found["kind"]] = tensor
-        else:  # the last layer of a head is its output matrix
-            outputs[int(found["head"])] = tensor
-    if not linears or not outputs:
-        raise ModelFileError("no Medusa heads among the tensors: expected names like 0.0.linear.weight and 0.1.weight")
-    num_depths = 1 + max(head for head, _, _ in linears)
-    num_layers = 1 + max(layer for _, layer, _ in linears)
-    width = linears[min(linears)].shape[-1]
-    result: dict[str, torch.Tensor] = {}
-    for head in range(num_depths):
-        for layer in range(num_layers):
-            weight = linears.get((head, layer, "weight"))
-            if weight is None:
-                raise ModelFileError(f"Medusa head {head} lacks the weight of layer {layer}")
-            # vLLM's own files may go without biases.
-            bias = linears.get((head, layer, "bias"), torch.zeros(width, dtype=weight.dtype))
-            result[f"blocks.{head}.{layer}.weight"], result[f"blocks.{head}.{layer}.bias"] = weight, bias
-    missing = set(range(num_depths)) - set(outputs)
-    shared = len(outputs) == 1 and 0 in outputs and num_depths > 1
-    if missing and not shared:
-        raise ModelFileError(f"Medusa head {min(missing)} lacks its output matrix")
-    result.update({f"lm_heads.{head}.weight": outputs[head] for head in sorted(outputs)})
-    config = MedusaConfig(width=width, num_depths=num_depths, num_layers=num_layers, head="shared" if shared else "own")
-    return config, result

@@ -2,7 +2,7 @@
 
 Row t joins the target's last hidden state of row t and the embedding of x_{t+1}, each normed, through one matrix; a
 decoder layer and a final norm follow, and the target's head gives the law of x_{t+2}. One layer drafts many tokens by
-feeding on its own output. Published families differ in switches and names, see `VARIANTS` and `from_published`.
+feeding on its own output. Published families differ in switches, see `VARIANTS`.
 
 Training unrolls K steps with weights beta^k as FastMTP (2509.18362) does, but a row of step k > 0 sees the true rows
 before it and its own unrolled ones (EAGLE-3's mask), not the other rows of its step: that is what drafting computes,
@@ -11,7 +11,7 @@ since only true rows stay in its cache. FastMTP's plain causal mask per step wou
 
 from __future__ import annotations
 
-import re
+import dataclasses
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,61 +26,38 @@ from draftsmith.drafters.recurrent import RecurrentDrafter
 from draftsmith.drafters.recurrent_module import Entry, RecurrentModule
 from draftsmith.drafters.row_parts import RowParts
 from draftsmith.drafters.trainable import LossOptions
-from draftsmith.errors import ModelFileError, OptionError
+from draftsmith.errors import OptionError
 from draftsmith.registry import read_options
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A published family. `zero_centred`: norm weights are stored less 1. `names`: its tensors' names, less their
-    prefix, where they are not ours.
-    """
+    """The switches of a published family, see `MtpConfig`."""
 
-    hidden_first: bool
-    norm_output: bool
-    zero_centred: bool
-    names: Mapping[str, str]
+    hidden_first: bool = False
+    norm_output: bool = False
+    raw_hidden: bool = False
 
 
 VARIANTS: Mapping[str, Variant] = types.MappingProxyType(
     {
-        "deepseek": Variant(
-            hidden_first=False,
-            norm_output=False,
-            zero_centred=False,
-            names={"enorm": "token_norm", "hnorm": "hidden_norm", "eh_proj": "fc", "shared_head.norm": "norm"},
-        ),
-        "qwen": Variant(
-            hidden_first=False,
-            norm_output=True,
-            zero_centred=True,
-            names={"pre_fc_norm_embedding": "token_norm", "pre_fc_norm_hidden": "hidden_norm"},
-        ),
-        "mimo": Variant(
-            hidden_first=True,
-            norm_output=True,
-            zero_centred=False,
-            names={
-                "token_layernorm": "token_norm",
-                "hidden_layernorm": "hidden_norm",
-                "input_proj": "fc",
-                "final_layernorm": "norm",
-            },
-        ),
+        "deepseek": Variant(),
+        "qwen": Variant(norm_output=True),
+        "mimo": Variant(hidden_first=True, norm_output=True, raw_hidden=True),
     }
 )
-_PREFIX = re.compile(r"^(model\.layers\.\d+\.|mtp\.(layers\.0\.)?|model\.mtp_layers\.0\.)")
-_SHARED = re.compile(r"^(embed_tokens|shared_head\.head)\.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MtpConfig(LayerShape):
     """`hidden_first`: the matrix reads [hidden; embedding] (MiMo) instead of [embedding; hidden]. `norm_output`: the
-    normed output is fed back (Qwen, MiMo) instead of the raw one (DeepSeek).
+    normed output is fed back (Qwen, MiMo) instead of the raw one (DeepSeek). `raw_hidden`: true rows read the target's
+    last hidden state before its final norm (MiMo) instead of after it.
     """
 
     hidden_first: bool = False
     norm_output: bool = False
+    raw_hidden: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +89,7 @@ class MtpModule(RecurrentModule):
         self.input_layernorm = RMSNorm(width, eps)
         self.layer = DraftLayer(config, width)
         self.norm = RMSNorm(width, eps)
+        self._taps: tuple[Tap, ...] = (target.backend.spec.num_layers if config.raw_hidden else "last_hidden",)
 
     @classmethod
     def configure(cls, target: TargetInfo, changes: Mapping[str, str]) -> MtpConfig:
@@ -120,14 +98,14 @@ class MtpModule(RecurrentModule):
             raise OptionError(f"mtp: unknown variant {changed.variant!r}; known are {', '.join(VARIANTS)}")
         variant = VARIANTS[changed.variant]
         shape = shape_like(target.backend.spec, changed, "qkv_bias", "qk_norm")
-        return MtpConfig(**shape, hidden_first=variant.hidden_first, norm_output=variant.norm_output)
+        return MtpConfig(**shape, **dataclasses.asdict(variant))
 
     def initialise(self, target: TargetInfo, generator: torch.Generator) -> None:
         fill_normal(self, generator)
 
     @property
     def taps(self) -> tuple[Tap, ...]:
-        return ("last_hidden",)
+        return self._taps
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         return features
@@ -160,29 +138,6 @@ class MtpModule(RecurrentModule):
             is_feature_first=self.config.hidden_first,
             feeds_normed=self.config.norm_output,
         )
-
-
-def from_published(tensors: Mapping[str, torch.Tensor], variant: str) -> dict[str, torch.Tensor]:
-    """One prediction layer's tensors, of a published checkpoint, under our names.
-
-    `tensors`: the layer's own, by full name; its copies of embedding and head are left out. Zero-centred norms
-    become plain ones. Raises `ModelFileError` for a tensor outside such a layer.
-    """
-    family = VARIANTS[variant]
-    found: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        rest = _PREFIX.sub("", name)
-        if rest == name:
-            raise ModelFileError(f"tensor {name!r} belongs to no multi-token prediction layer")
-        if _SHARED.match(rest):
-            continue
-        part, _, kind = rest.rpartition(".")
-        part = family.names.get(part, part)
-        if part.startswith(("self_attn.", "mlp.")) or part == "post_attention_layernorm":
-            part = f"layer.{part}"
-        is_norm = part.endswith("norm")
-        found[f"{part}.{kind}"] = tensor.float() + 1 if is_norm and family.zero_centred else tensor
-    return found
 
 
 @final

@@ -25,7 +25,6 @@ from draftsmith.models.backend import Backend
 from draftsmith.models.fork_lock import ForkLock
 from draftsmith.models.native import CACHE_DTYPES, NativeBackend
 from draftsmith.models.rope import cosines_and_sines, inverse_frequencies
-from draftsmith.models.spec import RopeSpec
 
 if TYPE_CHECKING:
     from draftsmith import _native
@@ -149,8 +148,8 @@ class NativeRows(RowRunner):
 
     def _grow_rotation(self, num_positions: int) -> None:
         shape = self._parts.shape
-        frequencies = inverse_frequencies(RopeSpec(theta=shape.rope_theta), shape.head_dim)
-        cosines, sines = cosines_and_sines(frequencies, 1.0, num_positions)
+        frequencies = inverse_frequencies(shape.rotary, shape.head_dim)
+        cosines, sines = cosines_and_sines(frequencies, shape.rotary.attention_factor, num_positions)
         self._drafter.set_rotation(cosines.numpy(), sines.numpy())
 
 

@@ -31,7 +31,7 @@ class Shipped:
 
     def suits(self, target: TargetInfo) -> bool:
         """Whether it was trained for such a target."""
-        facts = target_facts(target)
+        facts = target_facts(target.backend.spec)
         if any(self.target.get(key) != value for key, value in facts.items()):
             return False
         digest = self.about.get("tokenizer")

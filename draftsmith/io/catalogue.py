@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -91,8 +91,8 @@ def resolve(name: str) -> Path:
             return _checked_file(path)
     except OSError as error:
         raise ModelFileError(f"{name}: cannot be read: {error.strerror or error}") from error
-    if _HUB_ID.fullmatch(name) and path.suffix != ".gguf":
-        return _from_hub(name)
+    if is_hub_id(name) and path.suffix != ".gguf":
+        return fetch(name, _HUB_FILES)
     raise ModelFileError(_not_found(name))
 
 
@@ -143,8 +143,16 @@ def _not_found(name: str) -> str:
     return f"unknown model {name!r}; known are {', '.join(CATALOGUE)}, a path, or a hub id org/name"
 
 
-def _from_hub(name: str) -> Path:
-    """The local copy of a hub repository, fetched if it is not there yet."""
+def is_hub_id(name: str) -> bool:
+    """Whether a name reads like `org/name`."""
+    return _HUB_ID.fullmatch(name) is not None
+
+
+def fetch(name: str, patterns: Sequence[str]) -> Path:
+    """The local copy of a hub repository's files of these patterns, fetched if it is not there yet.
+
+    Raises `ModelFileError`.
+    """
     try:
         import huggingface_hub
         from huggingface_hub import errors
@@ -153,7 +161,7 @@ def _from_hub(name: str) -> Path:
             f"{name}: no such path, and huggingface_hub is not installed to fetch it; run: pip install huggingface_hub"
         ) from error
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(_HUB_FILES)))
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(patterns)))
     except errors.LocalEntryNotFoundError as error:
         reason = "the hub cannot be reached and no copy was fetched before"
         raise ModelFileError(f"{name}: no such path, and {reason}") from error

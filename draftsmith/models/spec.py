@@ -191,7 +191,7 @@ def _build(architecture: str, keys: Keys) -> DecoderSpec:
         sandwich_norms=traits.sandwich_norms,
         qk_norm=traits.qk_norm,
         qkv_bias=bias or traits.always_qkv_bias,
-        output_bias=bias,
+        output_bias=bias and not traits.always_qkv_bias,
         mlp_bias=keys.flag("mlp_bias"),
         attention_cap=_optional(keys, "attn_logit_softcapping"),
         logit_cap=_optional(keys, "final_logit_softcapping"),

@@ -64,6 +64,12 @@ _GEMMA3 = Traits(
     query_scalar=True,
 )
 
+_QWEN2 = Traits(
+    defaults=_defaults(max_position_embeddings=32_768, sliding_window=4096, max_window_layers=28),
+    window_rule="switched",
+    always_qkv_bias=True,
+)
+
 ARCHITECTURES: Mapping[str, Traits] = types.MappingProxyType(
     {
         "llama": Traits(defaults=_defaults(max_position_embeddings=2048)),
@@ -71,11 +77,8 @@ ARCHITECTURES: Mapping[str, Traits] = types.MappingProxyType(
             defaults=_defaults(max_position_embeddings=131_072, num_key_value_heads=8, sliding_window=4096),
             window_rule="all",
         ),
-        "qwen2": Traits(
-            defaults=_defaults(max_position_embeddings=32_768, sliding_window=4096, max_window_layers=28),
-            window_rule="switched",
-            always_qkv_bias=True,
-        ),
+        "qwen2": _QWEN2,
+        "mimo": _QWEN2,  # and prediction layers, which are a drafter's
         "qwen3": Traits(
             defaults=_defaults(max_position_embeddings=32_768, sliding_window=4096, max_window_layers=28, head_dim=128),
             window_rule="switched",

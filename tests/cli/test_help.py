@@ -13,9 +13,9 @@ from tests.cli.tiny import ENVIRONMENT, run
 
 COMMANDS = [
     *["demo", "generate", "chat", "bench", "bench compare", "bench report", "bench rescore", "audit"],
-    *["data synth", "data regenerate", "data prepare", "train", "calibrate", "models"],
+    *["data synth", "data regenerate", "data prepare", "train", "convert", "calibrate", "models"],
 ]
-ARGUMENTS = ("prompt", "bundle", "bundles", "first", "second", "recipe")
+ARGUMENTS = ("prompt", "bundle", "bundles", "first", "second", "recipe", "source")
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,9 @@ def test_every_option_is_in_the_help_and_explained(name, capsys):
         run("generate", "--help")
         shown += capsys.readouterr().out
     for flag in [
-        f"--{field.replace('_', '-')}" for field in command.callback.__annotations__ if field not in ARGUMENTS
+        f"--{field.rstrip('_').replace('_', '-')}"  # `from_` is --from
+        for field in command.callback.__annotations__
+        if field not in ARGUMENTS
     ]:
         line = next(line for line in shown.splitlines() if re.match(rf" +(-\w, )?{flag}( |$)", line))
         assert re.search(rf"{flag}( [A-Z,.]+)?  +\w.{{5,}}", line), f"{flag} has no explanation"

@@ -13,7 +13,6 @@ from draftsmith.core.tree import children, depths, is_chain, path_tokens
 from draftsmith.core.types import ProposalKind, Rule, Verdict
 from draftsmith.drafters.base import Commit
 from draftsmith.drafters.checkpoint import load_module, save_module
-from draftsmith.drafters.medusa import MedusaModule, from_published
 from draftsmith.drafters.rank_accuracy import KEY
 from draftsmith.errors import ModelFileError, OptionError
 from tests.drafters.loop import TABLE, Reading, TableBackend, always, make, target_info, target_of, view_of
@@ -340,45 +339,3 @@ def test_bad_architectures(changes, complaint):
     for kind in ("medusa", "hydra"):
         with pytest.raises(OptionError, match=complaint):
             new_module(kind, target_info({}), changes)
-
-
-# -- published heads ----------------------------------------------------------------------------------
-
-
-def published(module, style):
-    """A module's tensors under the names of other projects."""
-    found = {}
-    for depth, blocks in enumerate(module.blocks):
-        for layer, block in enumerate(blocks):
-            name = f"{depth}.{layer}.linear" if style != "vllm" else f"blocks.{depth}.layers.{layer}"
-            found[f"{name}.weight"], found[f"{name}.bias"] = block.weight, block.bias
-        name = f"{depth}.{len(blocks)}" if style != "vllm" else f"lm_heads.{depth}"
-        if depth < len(module.lm_heads):
-            found[f"{name}.weight"] = module.lm_heads[depth].weight
-    prefix = {"medusa-1": "", "medusa-2": "medusa_head.", "vllm": "medusa_heads."}[style]
-    extra = {"model.layers.0.self_attn.q_proj.weight": torch.ones(2, 2)} if style == "medusa-2" else {}
-    return {prefix + key: tensor for key, tensor in found.items()} | extra
-
-
-@pytest.mark.parametrize("style", ["medusa-1", "medusa-2", "vllm"])
-def test_published_medusa_heads_load(style):
-    info = target_info({})
-    for head in ("own", "shared") if style == "vllm" else ("own",):
-        module = new_module("medusa", info, {"num_depths": "3", "num_layers": "2", "head": head})
-        config, tensors = from_published(published(module, style))
-        assert config == module.config
-        again = MedusaModule(config, info, None)
-        again.load_state_dict(tensors)
-        state = torch.randn(2, 12, generator=torch.Generator().manual_seed(0))
-        assert torch.equal(again.all_logits(3, state), module.all_logits(3, state))
-
-
-def test_incomplete_published_heads_are_refused():
-    module = new_module("medusa", target_info({}), {"num_depths": "3", "num_layers": "2", "head": "own"})
-    for lacking, complaint in (("1.1.linear.weight", "head 1 lacks the weight of layer 1"), ("2.2.weight", "head 2")):
-        tensors = published(module, "medusa-1")
-        del tensors[lacking]
-        with pytest.raises(ModelFileError, match=complaint):
-            from_published(tensors)
-    with pytest.raises(ModelFileError, match="no Medusa heads"):
-        from_published({"model.embed_tokens.weight": torch.ones(2, 2)})

@@ -1,0 +1,1 @@
+"""Published drafter checkpoints read into the layout of this package, and written from it."""
