@@ -26,6 +26,7 @@ from draftsmith.core.types import Budget, Proposal, ProposalKind
 from draftsmith.errors import OptionError
 
 _PROBE_NODES = 2
+_PROBE_SHARE = 0.1  # of the time since the last look that reading up for a probe may take
 _SETTLED_PENDING = 32  # tokens to read first that are no start: a spell without drafting, a rejected tail
 _START_SHARE = 0.05  # of a plain step, guessed for reading one token of a prompt, before any start was seen
 _VENTURE = 0.25  # of what is left to write: so much a first start may cost by that guess
@@ -139,7 +140,8 @@ class GoodputController(Controller):
             request.pending = signal.pending
             request.may_start = True
             budgets.append(min(signal.max_draft, most))
-            if signal.traits.starts_partly and not self._start_pays(request, signal, budgets[index]):
+            starts = not signal.traits.starts_partly or self._probe_due(request, signal)
+            if not starts and not self._start_pays(request, signal, budgets[index]):
                 budgets[index] = Budget(budgets[index], may_start=False)
                 request.may_start = request.is_warm = False  # what is left drafts for next to nothing
             elif request.draws or not self._is_cheap(request, num_requests, budgets[index]):
@@ -223,7 +225,7 @@ class GoodputController(Controller):
                     self._stop = self._stop_for(request, count)
                     budgets[index] = Budget(min(most, 2 * count + 1), least=_LEAST_SHARE * self._stop.least)
                 request.distance = self._options.probe_min
-            elif request.plain_tokens >= request.distance and index in ready:
+            elif self._probe_due(request, signals[index]):
                 request.probing = True
                 request.distance = min(2 * request.distance, self._options.probe_max)
                 budgets[index] = min(most, _PROBE_NODES)
@@ -266,6 +268,17 @@ class GoodputController(Controller):
         num_steps = left / (1.0 + sum(reaches[: choice.num_nodes]))
         rate = pricing.rate(self._num_requests) / self._num_requests
         return num_steps * choice.surplus / rate > start
+
+    def _probe_due(self, request: RequestState, signal: RequestSignal) -> bool:
+        """Whether a request that drafts nothing shall look again: after so many tokens, at a price they can bear."""
+        if request.plain_tokens < request.distance:
+            return False
+        if signal.pending <= _SETTLED_PENDING:
+            return True
+        plain = self._pricing.plain_seconds(self._num_requests)
+        each = request.drafter.cost.pending
+        start = signal.pending * (_START_SHARE * plain if each is None else each)
+        return start <= _PROBE_SHARE * request.plain_tokens * plain
 
     def _stop_for(self, request: RequestState, count: int) -> _Stop:
         pricing, rows = self._pricing, self._pricing.rows

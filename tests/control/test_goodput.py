@@ -299,6 +299,19 @@ def test_a_start_that_pays_is_made():
     assert short > 1.15 * PLAIN_RATE
 
 
+def test_what_piled_up_while_nothing_was_drafted_does_not_end_the_probes():
+    """After 300 hopeless tokens the model has 64 and more to read before each probe; it is looked at all the same."""
+    for seed in range(4):
+        texts = streams(seed, [(300, 0.0), (500, 0.95)])
+        texts[0].prompt_len = 50
+        result = simulate(auto(), texts, STAIRCASE, STARTING, seed=seed)
+        late = [
+            drafted for drafted, (emitted, _) in zip(result.drafted, result.spent_until, strict=True) if emitted > 450
+        ]
+        assert statistics.mean(late) > 0.8
+        assert result.rate > 1.05 * PLAIN_RATE
+
+
 def test_a_known_start_is_weighed_before_it_was_ever_made():
     """Calibration says that reading is nearly free here: then even long prompts are started at once."""
     cheap = Drafting(look=1e-4, per_depth=0.05 * PLAIN, start=1e-6)
