@@ -292,7 +292,6 @@ def test_an_absurd_number_of_layers_costs_nothing() -> None:
 
 def test_mimo_is_qwen2_with_a_key_that_says_so():
     """Its config says `attention_bias`, which elsewhere gives the output projection one too."""
-    config = {"model_type": "mimo", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2,
-              "vocab_size": 64, "intermediate_size": 48, "attention_bias": True, "num_nextn_predict_layers": 1}  # fmt: skip
+    config = {**LLAMA, "model_type": "mimo", "attention_bias": True, "num_nextn_predict_layers": 1}
     spec = DecoderSpec.from_config(config)
     assert (spec.qkv_bias, spec.output_bias, spec.window) == (True, False, None)
