@@ -288,3 +288,10 @@ def test_an_absurd_number_of_layers_costs_nothing() -> None:
     """A list of all layers was made before any tensor was looked for: 8 GB for a thousand million."""
     with pytest.raises(ModelFileError, match="'num_hidden_layers' is 1000000000; at most 4096"):
         DecoderSpec.from_config({**LLAMA, "num_hidden_layers": 1_000_000_000})
+
+
+def test_mimo_is_qwen2_with_a_key_that_says_so():
+    """Its config says `attention_bias`, which elsewhere gives the output projection one too."""
+    config = {**LLAMA, "model_type": "mimo", "attention_bias": True, "num_nextn_predict_layers": 1}
+    spec = DecoderSpec.from_config(config)
+    assert (spec.qkv_bias, spec.output_bias, spec.window) == (True, False, None)
