@@ -13,7 +13,7 @@ from tests.cli.tiny import ENVIRONMENT, run
 
 COMMANDS = [
     *["demo", "generate", "chat", "bench", "bench compare", "bench report", "bench rescore", "audit"],
-    *["data synth", "data regenerate", "data prepare", "train", "convert", "calibrate", "models"],
+    *["data synth", "data regenerate", "data prepare", "train", "calibrate", "convert", "models"],
 ]
 ARGUMENTS = ("prompt", "bundle", "bundles", "first", "second", "recipe", "source")
 
