@@ -1,6 +1,7 @@
 """Drafters without a directory come from the package, for the targets they were trained for alone."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -9,11 +10,14 @@ from draftsmith.drafters import shipped
 from draftsmith.drafters.checkpoint import save_module
 from draftsmith.drafters.eagle1 import Eagle1Drafter
 from draftsmith.drafters.eagle3 import Eagle3Drafter
+from draftsmith.engine.engine import Engine
 from draftsmith.errors import ModelFileError, OptionError
 from draftsmith.models.spellings import vocabulary_digest
 from tests.drafters.trained_fakes import info_of, random_module
 from tests.models.fakes import tiny_backend
 from tests.training.tiny import LETTERS
+
+ASSETS = shipped.ASSETS
 
 
 class Capitals(type(LETTERS)):
@@ -53,3 +57,28 @@ def test_a_broken_asset_is_named(info, tmp_path):
     (tmp_path / "tiny-eagle3" / "config.json").write_text("{")
     with pytest.raises(ModelFileError, match=r"tiny-eagle3.config\.json: not valid JSON"):
         Eagle3Drafter.create(Eagle3Drafter.Options(), info)
+
+
+def test_what_ships_is_small_and_says_how_it_was_made():
+    known = shipped.shipped_drafters(ASSETS)
+    assert {item.method for item in known} >= {"eagle3"}
+    sizes = [sum(file.stat().st_size for file in item.path.iterdir()) for item in known]
+    assert max(sizes) < 20e6 and sum(sizes) < 60e6
+    for item in known:
+        log = [json.loads(line) for line in (item.path / "train.jsonl").read_text().splitlines()]
+        last = [line for line in log if line["kind"] == "validation"][-1]
+        told = item.about["validation"]
+        assert (told["step"], told["greedy_tokens_per_step"]) == (last["step"], last["greedy_tokens_per_step"])
+        assert f"{told['greedy_tokens_per_step']:.2f} tokens per step" in (item.path / "README.md").read_text()
+        assert len(item.about["tokenizer"]) == 64
+
+
+def test_the_shipped_drafter_drafts_for_smollm2():
+    """Ids as without it, and drafts that come true: a wrong tap, offset or vocabulary would leave nothing."""
+    prompt = [{"role": "user", "content": "Explain in three sentences why the sky is blue."}]
+    engine = Engine.load("smollm2", drafter="eagle3", controller="fixed:num_draft=3", prefix_cache=False)
+    plain = engine.generate(prompt, max_new_tokens=64, drafter="none")
+    result = engine.generate(prompt, max_new_tokens=64)
+    assert result.statistics.drafter == "eagle3"
+    assert engine.backend_name != "native" or result.token_ids == plain.token_ids
+    assert result.statistics.tokens_per_step > 1.4
