@@ -212,13 +212,16 @@ class GoodputController(Controller):
             if tree_choice.surplus > choice.surplus:
                 planned, choice = in_tree, tree_choice
                 shapes = {index: tuple([path for _, path in plans[index][: planned[index]]]) for index in planned}
-                self._is_tree = any(path[-1] for shape in shapes.values() for path in shape)
+                if not any(path[-1] for shape in shapes.values() for path in shape):
+                    shapes = {}
+        # Another drafter's requests of this step may branch where these do not.
+        self._is_tree = self._is_tree or bool(shapes)
         alone = len(signals) == 1 and choice.num_nodes > 0 and not self._is_tree
         for index in indices:
             request, most, count = requests[index], budgets[index], planned.get(index, 0)
             if count:
                 budgets[index] = count if drafter.cost.is_timed else min(count, _PROBE_NODES)
-                if self._is_tree and drafter.cost.is_timed:
+                if shapes and drafter.cost.is_timed:
                     budgets[index] = Budget(count, shapes[index])
                 elif alone and drafter.asks and drafter.cost.is_timed:
                     # Stopped on the way where it is not worth it, and inside the drafter's own call a little later.

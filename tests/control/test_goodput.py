@@ -424,6 +424,19 @@ def test_chain_or_tree_is_decided_by_costs():
     assert cheap is not None and any(path[-1] for path in cheap)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_one_drafter_branches_while_another_cannot(turned):
+    """In one step: the tree is the first one's alone, in whatever order they come."""
+    controller = auto()
+    dear = DraftSeconds(request=4e-4, level=0.1 * PLAIN, pending=0.0)
+    controller.start_from(table(FLAT).with_draft("heads", dear).with_draft("model", dear))
+    signals = [RequestSignal(0, "heads", 30, 64, 200, 0, HEADS), RequestSignal(1, "model", 30, 64, 200, 0)]
+    budgets = controller.budget(signals[::-1] if turned else signals)
+    of_heads, of_model = budgets[::-1] if turned else budgets
+    assert any(path[-1] for path in Budget.shape_of(of_heads))
+    assert of_model > 0 and Budget.shape_of(of_model) is None
+
+
 def test_ranks_that_prove_worthless_end_the_tree():
     """Calibration promised that second candidates are right one time in five; here they never are."""
     controller = auto()
