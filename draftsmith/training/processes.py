@@ -91,5 +91,7 @@ def processes() -> Iterator[Processes]:
         raise OptionError(f"{count} processes were started but cannot meet: {' '.join(str(error).split())}") from error
     try:
         yield Processes(rank=dist.get_rank(), count=dist.get_world_size())
+        # Nobody hangs up while another still listens.
+        dist.barrier()
     finally:
         dist.destroy_process_group()

@@ -8,6 +8,7 @@ written; the drafter's directory appears whole, at the end.
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -249,7 +250,7 @@ def prepare_places(settings: TrainingSettings, *, restart: bool = False) -> None
         if restart and state.exists():
             shutil.rmtree(state)
         state.mkdir(parents=True, exist_ok=True)
-        probe = state / ".probe"
+        probe = state / f".probe-{os.getpid()}"  # each process of a run looks for itself
         probe.touch()
         probe.unlink()
     except OSError as error:
