@@ -22,7 +22,7 @@ PACKAGE := $(VENV)/.package-$(COMPILER)
 
 demo: $(PACKAGE)
 # On the reference backend, whose plain steps are slow enough to watch and where drafting gains most.
-	@$(BIN)/draftsmith demo --backend reference --drafter auto
+	@$(BIN)/draftsmith demo --backend reference
 
 setup: $(PACKAGE)
 

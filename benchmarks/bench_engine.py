@@ -3,7 +3,7 @@
 The target is a tiny random decoder with SmolLM2's vocabulary (49,152), so that everything the engine
 does per step is real (views, cache.keep, stop rules, text, event log) and little else is in the way. Drafts are
 right most of the time (an oracle replaying the plain run, every fifth token wrong): six per step under the
-fixed controller, what pays under back-off.
+fixed controller, what pays under `auto`.
 Prints one row per setting: medians over steps of the parts of the event log.
 
     python benchmarks/bench_engine.py [--json]

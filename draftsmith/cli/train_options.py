@@ -55,7 +55,6 @@ class TrainOptions(JsonOption):
     batch_tokens: Annotated[int | None, _option("--batch-tokens", "N", "Of one forward", _RUN)] = None
     accumulate: Annotated[int | None, _option("--accumulate", "N", "Forwards of a step", _RUN)] = None
     max_len: Annotated[int | None, _option("--max-len", "N", "Leave longer texts out", _RUN)] = None
-    optimiser: Annotated[str | None, _option("--optimiser", "NAME", "Or muon:", _RUN)] = None
     lr: Annotated[float | None, _option("--lr", "X", "Peak learning rate", _RUN)] = None
     warmup: Annotated[float | None, _option("--warmup", "X", "Share of the run to reach it", _RUN)] = None
     floor: Annotated[float | None, _option("--floor", "X", "Share of it at the end", _RUN)] = None

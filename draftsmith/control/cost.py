@@ -13,6 +13,7 @@ from bisect import bisect_left
 from typing import Protocol, final
 
 from draftsmith.control.cost_table import CostTable
+from draftsmith.core.isotonic import Pool, push, spread
 
 KNOTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 15, 17, 21, 25, 33, 49, 65, 97, 129, 193, 257, 385, 513, 1025, 2049)
 """Row counts at which the cost of a step is estimated; between two of them the upper one counts."""
@@ -202,7 +203,7 @@ class RowCost:
     def _isotonic(self, seen: list[int], growth: float) -> list[float]:
         """The estimates of the knots seen, blended with what lies around and pooled until they ascend."""
         estimates, counts = self._estimates, self._counts
-        pools: list[tuple[float, float, int]] = []  # value, weight, number of knots
+        pools: list[Pool] = []
         for place, knot in enumerate(seen):
             guess = 0.0
             if place:
@@ -213,14 +214,8 @@ class RowCost:
             weight = self._faded(knot)
             trust = max(weight - _DOUBT, 0.0)
             value = (trust * estimates[knot] + guess) / (trust + 1.0) if guess else estimates[knot]
-            length = 1
-            while pools and pools[-1][0] > value:
-                other, other_weight, other_length = pools.pop()
-                value = (value * weight + other * other_weight) / (weight + other_weight)
-                weight += other_weight
-                length += other_length
-            pools.append((value, weight, length))
-        return [value for value, _, length in pools for _ in range(length)]
+            push(pools, value, weight)
+        return spread(pools)
 
 
 @final

@@ -38,14 +38,13 @@ _BLOCK = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class Medusa2Config(MedusaConfig):
+class Tuning:
     """`tune`: what is trained of the target: low-rank changes of its linear layers, or all of it. `rank`, `scale`: of
     these changes. `language`: the loss that keeps the target near what it was. `coefficient`, `schedule`: of the heads'
     loss, see `medusa.joint_loss`. `heads_first`: share of the run in which the heads learn alone; the target's learning
     rate then rises over as much. `target_rate`: that rate over the heads'.
     """
 
-    head: str = "own"
     tune: str = "lora"
     rank: int = 16
     scale: float = 2.0
@@ -54,6 +53,13 @@ class Medusa2Config(MedusaConfig):
     schedule: str = "sine"
     heads_first: float = 0.1
     target_rate: float = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Medusa2Config(Tuning, MedusaConfig):
+    """Heads, and how they were trained together with their target."""
+
+    head: str = "own"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,20 +77,12 @@ class Medusa2Config(MedusaConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Changes:
+class _Changes(Tuning):
     """What may be chosen before training."""
 
     num_depths: int = 4
     num_layers: int = 1
     head: str = "own"
-    tune: str = "lora"
-    rank: int = 16
-    scale: float = 2.0
-    language: str = "kl"
-    coefficient: float = 0.2
-    schedule: str = "sine"
-    heads_first: float = 0.1
-    target_rate: float = 0.25
 
 
 @final

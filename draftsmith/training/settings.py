@@ -17,7 +17,6 @@ from typing import Any
 from draftsmith.errors import OptionError
 
 COMPUTE = ("float32", "bfloat16")
-OPTIMISERS = ("adamw", "muon")
 WEIGHT_TYPES = ("bfloat16", "float16", "float32")
 # What a run may change when it is continued: where things are kept and how long it goes on.
 _FREE = frozenset(
@@ -61,7 +60,6 @@ class TrainingSettings:
     batch_tokens: int = 2048
     accumulate: int = 1
     max_len: int = 2048
-    optimiser: str = "adamw"
     lr: float = 5e-4
     warmup: float = 0.04
     floor: float = 0.05
@@ -108,8 +106,6 @@ class TrainingSettings:
             raise OptionError(f"compute is {self.compute!r}; allowed: {', '.join(COMPUTE)}")
         if self.init is not None and (self.configure or self.draft_vocab is not None):
             raise OptionError(f"{self.init} fixes architecture and draft vocabulary; leave out --set and --draft-vocab")
-        if self.optimiser not in OPTIMISERS:
-            raise OptionError(f"optimiser is {self.optimiser!r}; allowed: {', '.join(OPTIMISERS)}")
         if self.dtype not in WEIGHT_TYPES:
             raise OptionError(f"dtype is {self.dtype!r}; allowed: {', '.join(WEIGHT_TYPES)}")
 

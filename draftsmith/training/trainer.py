@@ -93,9 +93,7 @@ class Trainer:
         self._validation = validation
         self._together = together
         self._identity = identity
-        self._optimiser = make_optimiser(
-            module, settings.lr, settings.weight_decay, settings.optimiser, len(module.draft_ids), module.part_of
-        )
+        self._optimiser = make_optimiser(module, settings.lr, settings.weight_decay, module.part_of)
         self._since_save = 0.0
 
     @property

@@ -78,16 +78,6 @@ def test_a_continued_run_is_bit_for_bit_the_uninterrupted_one(data, tmp_path, wh
     assert trainer.progress.tokens == expected.progress.tokens
 
 
-def test_muon_continues_bit_for_bit_too_and_learns_otherwise(data, tmp_path, whole):
-    train(data, tmp_path / "whole", optimiser="muon", steps=24)
-    train(data, tmp_path / "parts", optimiser="muon", steps=24, stop_after=3)
-    train(data, tmp_path / "parts", optimiser="muon", steps=24)
-    losses = losses_of(tmp_path / "whole")
-    assert losses_of(tmp_path / "parts") == losses
-    assert sum(loss for _, loss, _ in losses[-4:]) < 0.5 * sum(loss for _, loss, _ in losses[:4])
-    assert losses[1:8] != losses_of(whole[0])[1:]
-
-
 def test_a_run_starts_from_a_trained_drafter(data, tmp_path, whole):
     _, job, trainer = whole
     finish(job, trainer)
