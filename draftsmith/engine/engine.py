@@ -195,31 +195,35 @@ class Engine:
         """
         many = is_batch(prompt)
         prompts: list[Any] = list(prompt) if many else [prompt]
-        call, groups = self._submit(prompts, GenerationParams.create(**params))
-        for _ in TokenStream(call, self._advance, self._cancel):
+        events = TokenStream(call := Call(), self._advance, self._cancel)
+        groups = self._submit(call, prompts, GenerationParams.create(**params))
+        for _ in events:
             pass
         results = [_gather(group) for group in groups]
         return results if many else results[0]
 
     def stream(self, prompt: Prompt, **params: Any) -> TokenStream:
         """Yield events as tokens come; `event.index` tells samples apart. Closing or dropping it cancels."""
-        call, _ = self._submit([prompt], GenerationParams.create(**params))
-        return TokenStream(call, self._advance, self._cancel)
+        events = TokenStream(call := Call(), self._advance, self._cancel)
+        self._submit(call, [prompt], GenerationParams.create(**params))
+        return events
 
     async def agenerate(self, prompt: Prompt | Series[Prompt], **params: Any) -> Any:
         """`generate` for asynchronous callers; cancelling the task cancels the requests."""
         many = is_batch(prompt)
         prompts: list[Any] = list(prompt) if many else [prompt]
-        call, groups = self._submit(prompts, GenerationParams.create(**params))
-        async for _ in AsyncTokenStream(call, self._aadvance, self._cancel):
+        events = AsyncTokenStream(call := Call(), self._aadvance, self._cancel)
+        groups = self._submit(call, prompts, GenerationParams.create(**params))
+        async for _ in events:
             pass
         results = [_gather(group) for group in groups]
         return results if many else results[0]
 
     def astream(self, prompt: Prompt, **params: Any) -> AsyncTokenStream:
         """`stream` for asynchronous callers."""
-        call, _ = self._submit([prompt], GenerationParams.create(**params))
-        return AsyncTokenStream(call, self._aadvance, self._cancel)
+        events = AsyncTokenStream(call := Call(), self._aadvance, self._cancel)
+        self._submit(call, [prompt], GenerationParams.create(**params))
+        return events
 
     def take_events(self) -> EventLog:
         """The event log since the last call; the engine starts a new one."""
@@ -233,14 +237,14 @@ class Engine:
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _submit(self, prompts: Series[Prompt], params: GenerationParams) -> tuple[Call, list[list[Sequence]]]:
+    def _submit(self, call: Call, prompts: Series[Prompt], params: GenerationParams) -> list[list[Sequence]]:
+        """Put samples of each prompt on their way; the iterator of `call`, made before, cancels if it is dropped."""
         drafter = self._settings.drafter if params.drafter is None else self._chosen(params.drafter)
         params = dataclasses.replace(params, drafter=drafter)
         groups = [self._make_sequences(self.encode(prompt), params) for prompt in prompts]
         for group in groups:
             for sequence in group:
                 self._scheduler.check_fits(sequence)
-        call = Call()
         for group in groups:
             for sequence in group:
                 sequence.join(call)
@@ -251,7 +255,7 @@ class Engine:
         except BaseException:
             self._cancel(call)
             raise
-        return call, groups
+        return groups
 
     def _make_sequences(self, prompt_ids: list[int], params: GenerationParams) -> list[Sequence]:
         room = self.spec.max_context - len(prompt_ids)
@@ -330,8 +334,9 @@ class Engine:
     def _cancel(self, call: Call) -> None:
         """Let go of a call, without waiting: while a step runs, whoever runs it ends the call's sequences after it."""
         if call.num_live and not call.cancelled:
-            call.cancelled = True
+            # In this order: a call marked but not noted, by an interrupt in between, would neither run nor end.
             self._scheduler.note_cancelled(call)
+            call.cancelled = True
             self._reap()
 
     def _alone(self, work: Callable[[], object], *, unless: Callable[[], bool] = lambda: False) -> None:

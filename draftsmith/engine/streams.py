@@ -53,7 +53,7 @@ class TokenStream(Iterator[TokenEvent]):
         self._call = call
         self._advance = advance
         self._cancel = cancel
-        self._closed = False
+        self._closed = False  # the last, see `__del__`
 
     def __next__(self) -> TokenEvent:
         call = self._call
@@ -95,7 +95,8 @@ class TokenStream(Iterator[TokenEvent]):
         self._cancel(self._call)
 
     def __del__(self) -> None:
-        self.close()
+        if hasattr(self, "_closed"):  # else an interrupt fell into `__init__`, before it had anything to let go of
+            self.close()
 
 
 @final
@@ -106,7 +107,7 @@ class AsyncTokenStream(AsyncIterator[TokenEvent]):
         self._call = call
         self._advance = advance
         self._cancel = cancel
-        self._closed = False
+        self._closed = False  # the last, see `__del__`
 
     async def __anext__(self) -> TokenEvent:
         call = self._call
@@ -134,4 +135,5 @@ class AsyncTokenStream(AsyncIterator[TokenEvent]):
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        if hasattr(self, "_closed"):  # else an interrupt fell into `__init__`, before it had anything to let go of
+            self.close()
