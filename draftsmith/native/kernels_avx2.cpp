@@ -2,6 +2,7 @@
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include "simd_avx2.hpp"
+#include "dot_quads_avx2.hpp"
 #include "kernels_impl.hpp"
 
 namespace draftsmith {

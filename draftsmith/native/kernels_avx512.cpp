@@ -3,6 +3,7 @@
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && \
     defined(__AVX512VNNI__)
 #include "simd_avx512.hpp"
+#include "dot_quads.hpp"
 #include "kernels_impl.hpp"
 
 namespace draftsmith {

@@ -4,6 +4,7 @@
 #include <cpuid.h>
 
 #include "simd_avx2.hpp"
+#include "dot_quads.hpp"
 #include "kernels_impl.hpp"
 
 namespace draftsmith {

@@ -1,6 +1,6 @@
 // Linear layers: activations quantised row by row, integer products with packed weights, scaled sums over groups;
-// included by kernels_impl.hpp alone, after the vectors. Invariant: integer sums are exact, and a row's float sums
-// run over its groups in order, so nothing depends on the rows beside it.
+// included by kernels_impl.hpp alone, after the vectors and their `dot_quads`. Invariant: integer sums are exact, and a
+// row's float sums run over its groups in order, so nothing depends on the rows beside it.
 #pragma once
 
 namespace draftsmith {
@@ -32,39 +32,6 @@ void quantise(const float* x, int first_group, int end_group, int row, Activatio
         const std::size_t half = at + static_cast<std::size_t>(group) * rows;
         activations.half_starts[half] = INTEGER_ZERO - zero_of(8) * low_sum;
         activations.half_starts[half + rows] = INTEGER_ZERO - zero_of(8) * high_sum;
-    }
-}
-
-// Weights come from memory once, in order; asked for so far ahead they are there in time. (The hardware notices the
-// order too, but stops at every page.)
-constexpr int PREFETCH_BYTES = 4096;
-
-// Adds the products of `quads` * 4 neighbouring inputs to the integer sums of each row.
-template <int BITS, int R>
-inline void dot_quads(const std::uint8_t*& codes, const std::int8_t*& activations, int quads, I16* sums) {
-    if constexpr (BITS == 4) {
-#pragma GCC unroll 4
-        for (int pair = 0; pair < quads / 2; ++pair) {
-            const Codes both = c_load(codes);
-            __builtin_prefetch(codes + PREFETCH_BYTES);
-            const Codes low = c_low(both), high = c_high(both);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) sums[r] = dot4<4>(sums[r], low, activations + 4 * r);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) sums[r] = dot4<4>(sums[r], high, activations + 4 * (R + r));
-            codes += 64;
-            activations += 8 * R;
-        }
-    } else {
-#pragma GCC unroll 8
-        for (int quad = 0; quad < quads; ++quad) {
-            const Codes all = c_load(codes);
-            __builtin_prefetch(codes + PREFETCH_BYTES);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) sums[r] = dot4<8>(sums[r], all, activations + 4 * r);
-            codes += 64;
-            activations += 4 * R;
-        }
     }
 }
 

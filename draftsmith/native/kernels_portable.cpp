@@ -1,4 +1,5 @@
 #include "simd_portable.hpp"
+#include "dot_quads.hpp"
 #include "kernels_impl.hpp"
 
 namespace draftsmith {

@@ -1,5 +1,5 @@
-// Vectors of 16 lanes on AVX2 with FMA and F16C, as two halves; included by kernels_avx2.cpp and, with
-// __AVXVNNI__, by kernels_avxvnni.cpp.
+// Vectors of 16 lanes on AVX2 with FMA and F16C, as two halves; included by kernels_avx2.cpp, which has products of its
+// own, and, with __AVXVNNI__, by kernels_avxvnni.cpp.
 // Invariant: every reduction over lanes has one fixed tree, so a sum depends on its terms alone.
 #pragma once
 
@@ -131,34 +131,15 @@ inline Codes c_high(Codes x) {
 }
 
 #ifdef __AVXVNNI__
-template <int BITS>
-inline __m256i dot4_half(__m256i sum, __m256i codes, __m256i activations) {
-    return _mm256_dpbusd_avx_epi32(sum, codes, activations);
-}
-#else
-// maddubs saturates at 16 bits: two products of 7-bit codes fit, two of 8-bit codes do not, so those go by nibbles.
-template <int BITS>
-inline __m256i dot4_half(__m256i sum, __m256i codes, __m256i activations) {
-    const __m256i ones = _mm256_set1_epi16(1);
-    if constexpr (BITS <= 4) {
-        return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(codes, activations), ones));
-    } else {
-        const __m256i low = _mm256_maddubs_epi16(low_nibbles(codes), activations);
-        const __m256i high = _mm256_maddubs_epi16(low_nibbles(_mm256_srli_epi16(codes, 4)), activations);
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(low, ones));
-        return _mm256_add_epi32(sum, _mm256_madd_epi16(high, _mm256_set1_epi16(16)));
-    }
-}
-#endif
-
 // Adds to each output the products of its 4 codes with 4 activations.
 template <int BITS>
 inline I16 dot4(I16 sum, Codes codes, const std::int8_t* activations) {
     std::int32_t four;
     __builtin_memcpy(&four, activations, 4);
     const __m256i spread = _mm256_set1_epi32(four);
-    return {dot4_half<BITS>(sum.a, codes.a, spread), dot4_half<BITS>(sum.b, codes.b, spread)};
+    return {_mm256_dpbusd_avx_epi32(sum.a, codes.a, spread), _mm256_dpbusd_avx_epi32(sum.b, codes.b, spread)};
 }
+#endif
 
 }  // namespace
 }  // namespace draftsmith
