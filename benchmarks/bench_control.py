@@ -41,6 +41,7 @@ from draftsmith.engine.loading import LoadedModel, load_model
 LENGTHS = (1, 2, 3, 4, 6, 8, 12)
 COPYING, CHATTING = ("rewriting code", "filling JSON"), ("chatting",)
 PHASE = 20
+ANCHOR, ANCHOR_ROWS, ANCHOR_CONTEXT = 100, 8, 512
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -55,7 +56,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, action="append", help="requests at once; repeatable [1, 4, 8]")
     parser.add_argument("--prompts", default="builtin", help="questions for mixed and rows")
     parser.add_argument("--per-category", type=int, default=4)
-    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--new-tokens", type=int, default=128, help="of questions from a file")
+    parser.add_argument(
+        "--demo-tokens", type=int, default=1024, help="most of the demo's, which have limits of their own"
+    )
+    parser.add_argument("--length", type=int, action="append", help=f"fixed lengths; repeatable [{LENGTHS}]")
     parser.add_argument("--phases", type=int, default=4, help="phases of 20 requests")
     parser.add_argument("--repeats", type=int, default=9, help="forwards of each size when calibrating")
     parser.add_argument("--calibrate", action="store_true", help="measure and keep the cost table first")
@@ -65,8 +70,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.quick:
         options.per_category, options.new_tokens, options.repeats, options.phases = 1, 24, 3, 2
+        options.length = options.length or [1, 4]
     options.drafter = options.drafter or ["ngram", "suffix"]
     options.batch = options.batch or [1, 4, 8]
+    options.length = options.length or LENGTHS
     return options
 
 
@@ -100,72 +107,87 @@ class Models:
 
 
 def costs(options: argparse.Namespace) -> dict[str, Any]:
-    """Errors of predicted forwards: random rows, contexts and batches that calibration never saw."""
+    """Errors of predicted forwards: random rows, contexts and batches that calibration never saw.
+
+    A shared machine changes its speed by a quarter within minutes, so every forward is timed between two of one fixed
+    size, and what is compared is how much longer it takes than those. The error in seconds is told beside it.
+    """
     models = Models(options)
     table = models.costs or models.calibrate()
     rng = random.Random(options.seed + 1)
     forwards = Forwards(models.model.backend, rng)
     found: list[dict[str, Any]] = []
     top = min(4096, table.contexts[-1])
-    num_contexts, num_rows = (6, 4) if options.quick else (48, 12)
+    num_contexts, num_rows = (6, 4) if options.quick else (32, 8)
+
+    def compare(groups: list[tuple[int, int]], context: int) -> None:
+        rows, requests = sum(count for _, count in groups), len(groups)
+        # One at a time in turn with the anchor: what both are slow at then is the machine's doing.
+        pairs = [(forwards.time([(ANCHOR, ANCHOR_ROWS)]), forwards.time(groups)) for _ in range(5)]
+        anchor, seconds = (statistics.median(column) for column in zip(*pairs, strict=True))
+        predicted = table.verify_seconds(rows, context, requests)
+        level = anchor / table.verify_seconds(ANCHOR_ROWS, ANCHOR_CONTEXT)
+        found.append(
+            {
+                "rows": rows,
+                "context": context,
+                "requests": requests,
+                "seconds": seconds,
+                "machine": level,
+                "error": predicted * level / seconds - 1,
+                "error_in_seconds": predicted / seconds - 1,
+            }
+        )
+
     try:
+        forwards.open(ANCHOR)
+        forwards.extend(ANCHOR, ANCHOR_CONTEXT)
         forwards.open(0)
         for context in sorted(rng.randint(64, top) for _ in range(num_contexts)):
             forwards.extend(0, context)
             for rows in (rng.randint(1, 64) for _ in range(num_rows)):
-                seconds = statistics.median(forwards.time([(0, rows)]) for _ in range(3))
-                found.append(_compared(table, rows, context, 1, seconds))
+                compare([(0, rows)], context)
         for number in range(1, 9):
             forwards.open(number)
             forwards.extend(number, 300)
         for _ in range(num_contexts):
             count, rows = rng.randint(2, 8), rng.randint(1, 8)
-            seconds = statistics.median(forwards.time([(n, rows) for n in range(1, 1 + count)]) for _ in range(3))
-            found.append(_compared(table, count * rows, 300, count, seconds))
+            compare([(number, rows) for number in range(1, 1 + count)], 300)
     finally:
         forwards.close()
-    result: dict[str, Any] = {"points": found}
+    levels = sorted(point["machine"] for point in found)
+    say(f"a forward of {ANCHOR_ROWS} rows took {levels[0]:.2f} to {levels[-1]:.2f} of what was calibrated")
+    result: dict[str, Any] = {"points": found, "machine": [levels[0], statistics.median(levels), levels[-1]]}
     for name, keep in (
         ("one sequence", lambda point: point["requests"] == 1),
         ("batches", lambda p: p["requests"] > 1),
     ):
-        part = [abs(point["error"]) for point in found if keep(point)]
-        result[name] = {"median_error": statistics.median(part), "p90_error": sorted(part)[int(0.9 * len(part))]}
-        say(f"{name}: median error {100 * result[name]['median_error']:.1f} %, 90 % within "
-            f"{100 * result[name]['p90_error']:.1f} %, {len(part)} points")  # fmt: skip
+        for kind in ("error", "error_in_seconds"):
+            part = sorted(abs(point[kind]) for point in found if keep(point))
+            result[f"{name}, {kind}"] = {"median": statistics.median(part), "p90": part[int(0.9 * len(part))]}
+            say(f"{name}: median {kind} {100 * statistics.median(part):.1f} %, 90 % within "
+                f"{100 * part[int(0.9 * len(part))]:.1f} %, {len(part)} points")  # fmt: skip
     for low, high in ((1, 8), (9, 16), (17, 32), (33, 64)):
         part = [abs(point["error"]) for point in found if low <= point["rows"] <= high]
         say(f"  rows {low}-{high}: {100 * statistics.median(part):.1f} %")
     return result
 
 
-def _compared(table: CostTable, rows: int, context: int, requests: int, seconds: float) -> dict[str, Any]:
-    predicted = table.verify_seconds(rows, context, requests)
-    return {
-        "rows": rows,
-        "context": context,
-        "requests": requests,
-        "seconds": seconds,
-        "error": predicted / seconds - 1,
-    }
-
-
 def fixed_lengths(options: argparse.Namespace) -> list[str]:
     """The fixed controllers that hindsight may choose from."""
-    lengths = (1, 4) if options.quick else LENGTHS
-    return [f"fixed:num_draft={length}" for length in lengths]
+    return [f"fixed:num_draft={length}" for length in options.length]
 
 
 def mixed(options: argparse.Namespace) -> dict[str, Any]:
     """Auto against the best fixed length in hindsight, and against plain on every category."""
-    models, found = Models(options), {}
+    models, found = Models(options), dict[str, Any]()
     for drafter in options.drafter:
         for batch in options.batch:
             controllers = [*fixed_lengths(options), "auto", *(options.controller or [])]
             arms = make_arms(models.model, models.load, drafter, controllers, batch)
             engine = arms[0].engine
             questions = file_questions(engine, options.prompts, options.per_category, options.new_tokens)
-            questions += demo_questions(engine, ("rewriting code",), max(len(questions) // 8, 3))
+            questions += demo_questions(engine, ("rewriting code",), max(len(questions) // 8, 3), options.demo_tokens)
             random.Random(options.seed).shuffle(questions)
             if batch > 1:
                 questions.sort(key=lambda question: question.category)  # so that a block has a category
@@ -204,7 +226,7 @@ def _mixed_result(arms: Sequence[Arm]) -> dict[str, Any]:
 
 def phases(options: argparse.Namespace) -> dict[str, Any]:
     """How much of an oracle's gain auto gets where traffic changes."""
-    models, found = Models(options), {}
+    models, found = Models(options), dict[str, Any]()
     for drafter in options.drafter:
         arms = make_arms(models.model, models.load, drafter, [*fixed_lengths(options), "auto"], 1)
         engine = arms[0].engine
@@ -212,7 +234,7 @@ def phases(options: argparse.Namespace) -> dict[str, Any]:
         questions, kinds = [], []
         for phase in range(options.phases):
             kind = COPYING if phase % 2 == 0 else CHATTING
-            questions += demo_questions(engine, kind, size)
+            questions += demo_questions(engine, kind, size, options.demo_tokens)
             kinds += [phase % 2] * size
         run_blocks(arms, questions, 1, options.seed)
         found[drafter] = _phases_result(arms, kinds)
@@ -251,7 +273,7 @@ def _phases_result(arms: Sequence[Arm], kinds: Sequence[int]) -> dict[str, Any]:
 
 def rows(options: argparse.Namespace) -> dict[str, Any]:
     """Verified rows and speed of the prefix scheduler against verify-all, batch 8."""
-    models, found = Models(options), {}
+    models, found = Models(options), dict[str, Any]()
     for drafter in options.drafter:
         controllers = ["fixed:num_draft=8", "prefix-scheduler", "prefix-scheduler:stale=2", "auto"]
         arms = make_arms(models.model, models.load, drafter, controllers, 8)

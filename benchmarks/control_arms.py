@@ -112,15 +112,19 @@ def identical(arms: Sequence[Arm]) -> dict[str, int]:
     return found
 
 
-def demo_questions(engine: Engine, kinds: Sequence[str], count: int) -> list[Question]:
-    """`count` questions of the demo's kinds, in turn and again and again, each time with another number before it."""
+def demo_questions(engine: Engine, kinds: Sequence[str], count: int, most_tokens: int) -> list[Question]:
+    """`count` questions of the demo's kinds, in turn and again and again, each time with another number before it.
+
+    Answers end at the demo's own limit, and at `most_tokens`.
+    """
     prompts = [prompt for prompt in DEMO_PROMPTS if prompt.kind in kinds]
     found = []
     for number in range(count):
         prompt = prompts[number % len(prompts)]
         messages: list[dict[str, Any]] = [dict(message) for message in prompt.messages]
         messages[0]["content"] = f"Number {number + 1}.\n{messages[0]['content']}"
-        found.append(Question(category=prompt.kind, ids=engine.encode(messages), max_new_tokens=prompt.max_new_tokens))
+        most = min(prompt.max_new_tokens, most_tokens)
+        found.append(Question(category=prompt.kind, ids=engine.encode(messages), max_new_tokens=most))
     return found
 
 

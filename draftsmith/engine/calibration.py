@@ -1,8 +1,9 @@
 """Measures what steps cost here: the target's forward by rows and context, drafting by requests and passes.
 
 Called by `draftsmith calibrate` and the benchmark of the cost model. Row counts are tried in shuffled order, again and
-again, and the median counts: what disturbs one forward must not look like a price. Invariants: nothing is left behind
-in the target's cache; a measurement that breaks off has changed nothing.
+again, and the median counts: what disturbs one forward must not look like a price. A shared machine changes its speed by
+a quarter within minutes, so forwards of one fixed size are timed among the others, and what all are slow at then is
+taken out. Invariants: nothing is left behind in the target's cache; a measurement that breaks off has changed nothing.
 """
 
 from __future__ import annotations
@@ -27,10 +28,14 @@ from draftsmith.models.backend import Backend, RowGroup
 Tell: TypeAlias = Callable[[int, int, str], None]
 """Progress: done, of how many, what."""
 _CHUNK = 256
+_PACE_ROWS = 4
+_PACE_EVERY = 4  # timings
+_PACE_WINDOW = 2  # paces on each side that say how fast the machine was
 _BATCHES = ((2, 1), (4, 1), (8, 1), (2, 4), (4, 4), (8, 4))  # sequences, rows of each
 _BATCH_CONTEXTS = (128, 1024)
 _DRAFT_LENGTHS = (1, 2, 4, 8, 3, 6)
 _LONG_PENDING = 32
+_PACE = 9  # number of the sequence that paces are of; batches use up to 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,44 +57,92 @@ def measure_verify(backend: Backend, sweep: Sweep, about: dict[str, Any], tell: 
     medians, spreads = [], []
     try:
         forwards.open(0)
+        forwards.open(_PACE)
+        forwards.extend(_PACE, contexts[0])
+        pace = _Pace(forwards)
+        timed: list[dict[int, list[_Timed]]] = []
         for place, context in enumerate(contexts):
             forwards.extend(0, context)
-            seconds: dict[int, list[float]] = {rows: [] for rows in sweep.rows}
+            timed.append({rows: [] for rows in sweep.rows})
             for repeat in range(sweep.repeats):
                 tell(place * sweep.repeats + repeat, total, f"context {context}")
                 for rows in forwards.shuffled(sweep.rows):
-                    seconds[rows].append(forwards.time([(0, rows)]))
-            medians.append(tuple(ascending([statistics.median(seconds[rows]) for rows in sweep.rows])))
-            spreads.append(tuple(_half_range(seconds[rows]) for rows in sweep.rows))
+                    timed[-1][rows].append(pace.time([(0, rows)]))
+        batches = _time_batches(forwards, pace, contexts[-1], sweep, tell, total)
+        for by_rows in timed:
+            seconds = [[pace.steady(one) for one in by_rows[rows]] for rows in sweep.rows]
+            medians.append(tuple(ascending([statistics.median(found) for found in seconds])))
+            spreads.append(tuple(_half_range(found) for found in seconds))
         table = CostTable(
             rows=tuple(sweep.rows), contexts=tuple(contexts), verify=tuple(medians), spread=tuple(spreads), about=about
         )
-        request, context_part = _per_request(forwards, table, sweep, tell, total)
+        request, context_part = _per_request(table, pace, batches)
     finally:
         forwards.close()
     tell(total, total, "done")
     return dataclasses.replace(table, request=request, request_context=context_part)
 
 
-def _per_request(forwards: Forwards, table: CostTable, sweep: Sweep, tell: Tell, total: int) -> tuple[float, float]:
-    """Seconds by which a further sequence makes the same rows dearer, and that per row of its context."""
-    extra: list[tuple[int, int, float]] = []
+class _Timed(NamedTuple):
+    """Seconds of a forward, and how many paces had been timed before it."""
+
+    seconds: float
+    place: int
+
+
+@final
+class _Pace:
+    """How fast the machine was: now and then the same forward, timed among the others."""
+
+    def __init__(self, forwards: Forwards) -> None:
+        self._forwards = forwards
+        self._paces: list[float] = []
+        self._num_timed = 0
+
+    def time(self, groups: Sequence[tuple[int, int]]) -> _Timed:
+        """Time a forward, and a pace when one is due."""
+        if self._num_timed % _PACE_EVERY == 0:
+            self._paces.append(self._forwards.time([(_PACE, _PACE_ROWS)]))
+        self._num_timed += 1
+        return _Timed(self._forwards.time(groups), len(self._paces))
+
+    def steady(self, timed: _Timed) -> float:
+        """What it would have taken at the pace of the whole measurement."""
+        near = self._paces[max(timed.place - 1 - _PACE_WINDOW, 0) : timed.place + _PACE_WINDOW]
+        return timed.seconds * statistics.median(self._paces) / statistics.median(near)
+
+
+_Batches: TypeAlias = list[tuple[int, int, int, list[_Timed]]]
+"""Sequences, rows of each, context, timings."""
+
+
+def _time_batches(forwards: Forwards, pace: _Pace, longest: int, sweep: Sweep, tell: Tell, total: int) -> _Batches:
+    found: _Batches = []
     for place, context in enumerate(_BATCH_CONTEXTS):
         tell(total - len(_BATCH_CONTEXTS) + place, total, f"batches, context {context}")
-        if context > table.contexts[-1]:
+        if context > longest:
             continue
         for count in range(1, 9):
             forwards.open(count)
             forwards.extend(count, context)
         for sequences, rows in _BATCHES:
             groups = [(1 + number, rows) for number in range(sequences)]
-            found = statistics.median(forwards.time(groups) for _ in range(sweep.repeats))
-            extra.append((sequences - 1, context, found - table.verify_seconds(sequences * rows, context)))
+            found.append((sequences, rows, context, [pace.time(groups) for _ in range(sweep.repeats)]))
         for count in range(1, 9):
             forwards.shut(count)
-    if not extra:
+    return found
+
+
+def _per_request(table: CostTable, pace: _Pace, batches: _Batches) -> tuple[float, float]:
+    """Seconds by which a further sequence makes the same rows dearer, and that per row of its context."""
+    if not batches:
         return 0.0, 0.0
-    return _plane([(more, more * context) for more, context, _ in extra], [seconds for _, _, seconds in extra])
+    parts, seconds = [], []
+    for sequences, rows, context, timed in batches:
+        found = statistics.median(pace.steady(one) for one in timed)
+        parts.append((sequences - 1, (sequences - 1) * context))
+        seconds.append(found - table.verify_seconds(sequences * rows, context))
+    return _plane(parts, seconds)
 
 
 @final
