@@ -216,6 +216,7 @@ def _mixed_result(arms: Sequence[Arm]) -> dict[str, Any]:
         "auto_over_best_fixed": rates["auto"] / rates[best],
         "auto_over_plain": rates["auto"] / rates["plain"],
         "auto_over_plain_by_category": by_category,
+        "parts": {arm.name: arm.parts() for arm in arms},
         "identical": identical(arms),
     }
     worst = min(by_category, key=by_category.__getitem__)

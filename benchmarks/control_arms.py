@@ -61,6 +61,22 @@ class Arm:
         seconds = sum(block.seconds for block in kept)
         return sum(block.tokens for block in kept) / seconds if seconds else 0.0
 
+    def parts(self) -> dict[str, float]:
+        """Where the seconds of steps without prompt rows went, and what those steps did."""
+        total = dict.fromkeys(("steps", "rows", "tokens", "draft", "verify", "sample", "other"), 0.0)
+        for block in self.blocks:
+            prompts = {record.step for record in block.log.requests if record.prompt}
+            total["tokens"] += sum(record.emitted for record in block.log.requests if record.step not in prompts)
+            for step in block.log.steps:
+                if step.step not in prompts:
+                    total["steps"] += 1
+                    total["rows"] += step.rows
+                    total["draft"] += step.draft_seconds
+                    total["verify"] += step.verify_seconds
+                    total["sample"] += step.sample_seconds
+                    total["other"] += step.other_seconds
+        return total
+
 
 def make_arms(
     model: LoadedModel, load: Callable[[str], LoadedModel], drafter: str, controllers: Sequence[str], batch: int

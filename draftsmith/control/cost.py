@@ -28,6 +28,8 @@ _FADE_STEPS = 1024.0  # steps after which an estimate not refreshed has lost hal
 _YOUNG = 2.5  # with fewer observations than this the cheapest one counts: what disturbs a step makes it slower
 _SETTLED = 8.0  # from so many observations on, one more changes little enough to wait with the refresh
 _ONCE = 1.5  # more than one observation
+_CORRECT_EVERY = 8  # steps between two looks at a measured table's corrections, which are slow
+_PLANE_SETTLED, _PLANE_EVERY = 16, 4  # observations from which on a plane is fitted anew every few of them
 _DOUBT = 0.75  # observations by which a new estimate is discounted, so that no row count is judged by one step
 
 
@@ -66,6 +68,7 @@ class CalibratedRows:
         "_context",
         "_correction",
         "_mean",
+        "_num_observed",
         "_requests",
         "_table",
         "num_explored",
@@ -78,7 +81,7 @@ class CalibratedRows:
         self._correction = [1.0] * len(KNOTS)
         self._mean = 1.0  # of the corrections of what is seen: load belongs to the scale, not to the one row count seen
         self._context = -1.0
-        self._requests = 0
+        self._requests = self._num_observed = 0
         self._base: list[float] = []
         self.num_explored = KNOTS[-1]
         self.scale = 1.0
@@ -105,7 +108,9 @@ class CalibratedRows:
         if KNOTS[knot] == rows:
             self._correction[knot] *= 1.0 + 0.01 * (ratio - 1.0)
             self._mean += 0.1 * (self._correction[knot] - self._mean)
-            self._correct()
+            self._num_observed += 1
+            if self._num_observed % _CORRECT_EVERY == 0:
+                self._correct()
 
     def _correct(self) -> None:
         floor, relative = 0.0, []
@@ -246,6 +251,8 @@ class PlaneCost:
         s22 = self._s22 = keep * self._s22 + second * second
         s1y = self._s1y = keep * self._s1y + first * seconds
         s2y = self._s2y = keep * self._s2y + second * seconds
+        if self._num > _PLANE_SETTLED and self._num % _PLANE_EVERY:
+            return  # the sums remember; what they say moves slowly by now
         ridge = 1e-3 * (s11 + s22) + 1e-12
         determinant = (s11 + ridge) * (s22 + ridge) - s12 * s12
         a = ((s22 + ridge) * s1y - s12 * s2y) / determinant

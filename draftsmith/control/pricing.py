@@ -87,12 +87,11 @@ class Pricing:
         most = min(len(nodes), max(2 * self.rows.num_explored - base_rows, 1))
         for knot in range(knot_of(base_rows + 1), len(KNOTS)):
             rows = min(KNOTS[knot] - base_rows, most)
-            for place in range(taken, rows):
-                node = nodes[place]
-                total += node[0]
-                deepest = min(deepest, node[1])
+            added = nodes[taken:rows]
+            total += sum([node[0] for node in added])
             taken = rows
             if draft is not None:
+                deepest = min([deepest, *[node[1] for node in added]])
                 drafting = draft.seconds(num_asked, -deepest)
             value = total * token_value - price * (scale * (relative[knot] - base) + drafting) - row_price * rows
             if value > best_value:

@@ -1,8 +1,8 @@
 """Measures what steps cost here: the target's forward by rows and context, drafting by requests and passes.
 
 Called by `draftsmith calibrate` and the benchmark of the cost model. Row counts are tried in shuffled order, again and
-again, and the median counts: what disturbs one forward must not look like a price. A shared machine changes its speed by
-a quarter within minutes, so forwards of one fixed size are timed among the others, and what all are slow at then is
+again, and the median counts: what disturbs one forward must not look like a price. A shared machine changes its speed
+by a quarter within minutes, so forwards of one fixed size are timed among the others, and what all are slow at then is
 taken out. Invariants: nothing is left behind in the target's cache; a measurement that breaks off has changed nothing.
 """
 
