@@ -28,10 +28,13 @@ class DrafterState:
     """What is known of one drafter, whoever it drafted for.
 
     `cost`, `tree_cost`: of chains and of trees. `draws`: its last proposals were drawn, so they cannot be cut. `asks`:
-    it asks before each further token, so it can be stopped on the way.
+    it asks before each further token, so it can be stopped on the way. `worth`: tokens that a request's look brings
+    above its price, lately.
     """
 
-    __slots__ = ("_plans", "_plans_left", "asks", "calibration", "cost", "draws", "ranks", "traits", "tree_cost")
+    __slots__ = (
+        "_plans", "_plans_left", "asks", "calibration", "cost", "draws", "ranks", "traits", "tree_cost", "worth",
+    )  # fmt: skip
 
     def __init__(self, traits: DraftTraits, measured: DraftSeconds | None) -> None:
         self.traits = traits
@@ -41,6 +44,7 @@ class DrafterState:
         self.tree_cost = DraftCost()
         self.draws = False
         self.asks = False
+        self.worth = 0.05  # until looks say otherwise
         self._plans: dict[int, TreePlan] = {}
         self._plans_left = 0
         if measured is not None:
@@ -77,12 +81,13 @@ class RequestState:
 
     `proposal`: this step's, before any cut. `is_warm`: it drafted in the last step, so its drafter has little to catch
     up with. `plain_tokens`: emitted since it last drafted; `distance`: when to probe. `pending`: tokens its drafter
-    must read first, now; `may_start`: it may. `emitted`: tokens so far.
+    must read first, now; `may_start`: it may. `emitted`: tokens so far. `barren`: looks in a row of which nothing was
+    taken; `rest`: tokens until the next one.
     """
 
     __slots__ = (
-        "distance", "drafter", "draws", "emitted", "is_warm", "may_start", "odds", "pending", "plain_tokens", "probing",
-        "proposal",
+        "barren", "distance", "drafter", "draws", "emitted", "is_warm", "may_start", "odds", "pending", "plain_tokens",
+        "probing", "proposal", "rest",
     )  # fmt: skip
 
     def __init__(self, drafter: DrafterState, distance: int) -> None:
@@ -96,7 +101,7 @@ class RequestState:
         self.probing = False
         self.pending = 0
         self.may_start = True
-        self.emitted = 0
+        self.emitted = self.barren = self.rest = 0
 
     def reaches(self, proposal: Proposal) -> list[float]:
         """P(accepted) of a proposal's nodes, hopeless ones left out."""
@@ -106,6 +111,7 @@ class RequestState:
         """Learn what became of this step's proposal; whether its first node was right, None if there was none."""
         self.plain_tokens += outcome.num_emitted
         self.emitted += outcome.num_emitted
+        self.rest -= outcome.num_emitted
         proposal, self.proposal = self.proposal, None
         if proposal is None:
             return None

@@ -12,7 +12,7 @@ Invariants: only point masses are cut; nothing else looks at drafted tokens; no 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self, final
 
@@ -31,7 +31,10 @@ _SETTLED_PENDING = 32  # tokens to read first that are no start: a spell without
 _START_SHARE = 0.05  # of a plain step, guessed for reading one token of a prompt, before any start was seen
 _VENTURE = 0.25  # of what is left to write: so much a first start may cost by that guess
 _ANSWER_TOKENS = 128.0  # how long an answer is taken to be, before any has ended
-_LEAST_SHARE = 0.5  # a drafter's own probabilities are not calibrated: it may go on until well below what is needed
+_BARREN = 4  # looks in a row of which nothing was worth a row, after which a request may rest
+_LONGEST_REST = 8  # tokens
+_LOOK_MEMORY = 0.95  # share of what looks brought and cost kept per further look
+_OWN_SHARE = 2.0  # looks cost the controller about as much again as the drafter
 _CURIOSITY = 16  # one in so many stops on the way is overruled, so that what lies there stays known
 
 
@@ -146,6 +149,8 @@ class GoodputController(Controller):
                 request.may_start = request.is_warm = False  # what is left drafts for next to nothing
             elif request.draws or not self._is_cheap(request, num_requests, budgets[index]):
                 dear.setdefault(id(request.drafter), []).append(index)
+            elif request.rest > 0:
+                budgets[index] = 0
             elif self._may_branch(request.drafter):
                 budgets[index] = self._shaped(request, budgets[index])
         for indices in dear.values():
@@ -224,9 +229,9 @@ class GoodputController(Controller):
                 if shapes and drafter.cost.is_timed:
                     budgets[index] = Budget(count, shapes[index])
                 elif alone and drafter.asks and drafter.cost.is_timed:
-                    # Stopped on the way where it is not worth it, and inside the drafter's own call a little later.
+                    # Stopped on the way where it is not worth it, inside the drafter's own call by its own chances.
                     self._stop = self._stop_for(request, count)
-                    budgets[index] = Budget(min(most, 2 * count + 1), least=_LEAST_SHARE * self._stop.least)
+                    budgets[index] = Budget(min(most, 2 * count + 1), least=self._stop.least)
                 request.distance = self._options.probe_min
             elif self._probe_due(request, signals[index]):
                 request.probing = True
@@ -330,13 +335,27 @@ class GoodputController(Controller):
             else:
                 base_rows += num_drafted
         found.sort(reverse=True)
-        chosen = self._pricing.choose(found, self._num_requests, base_rows, limits=self._limits).num_nodes
-        for _, _, index in found[:chosen]:
+        choice = self._pricing.choose(found, self._num_requests, base_rows, limits=self._limits)
+        for _, _, index in found[: choice.num_nodes]:
             counts[index] += 1
+        if self._sees_tokens and asked:
+            self._judge_looks(counts, choice.surplus)
         return [
             cut_to(proposal, counts[index]) if index in counts else proposal
             for (index, _), proposal in zip(asked, proposals, strict=True)
         ]
+
+    def _judge_looks(self, counts: Mapping[int, int], surplus: float) -> None:
+        """Where looks bring less than they cost, as in large batches, a request of which nothing was taken rests between."""
+        asked = self._asked
+        drafter = asked[0][1].drafter
+        if all(request.drafter is drafter for _, request in asked):
+            cost = _OWN_SHARE * self._pricing.rate(self._num_requests) * drafter.cost.seconds(len(asked), self._depth)
+            drafter.worth = _LOOK_MEMORY * drafter.worth + (1.0 - _LOOK_MEMORY) * (surplus - cost) / len(asked)
+        for index, request in asked:
+            request.barren = 0 if counts.get(index, 0) else request.barren + 1
+            if request.barren >= _BARREN and request.drafter.worth < 0.0:
+                request.rest = min(2 << (request.barren - _BARREN), _LONGEST_REST)
 
     # -- after the step ---------------------------------------------------------------------------
 
@@ -353,6 +372,8 @@ class GoodputController(Controller):
         if request.proposal is not None and not outcome.tokens and outcome.num_emitted:
             self._sees_tokens = False
         was_right = request.judge(outcome)
+        if was_right:
+            request.barren = request.rest = 0
         if request.probing and was_right:
             # Something is there again: look once more at the next step instead of after the usual distance.
             request.distance = max(request.distance // 2, self._options.probe_min)

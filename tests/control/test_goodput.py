@@ -249,14 +249,34 @@ def test_the_cost_of_sampling_counts():
 
 def test_a_slow_first_proposal_does_not_brand_a_drafter():
     """The first proposal of a request catches up with its prompt; later ones do not."""
-    controller = auto()
+    controller, budgets = auto(), []
     for step in range(60):
         budget = controller.budget([RequestSignal(0, "retrieval", 30, 10)])[0]
+        budgets.append(budget)
         proposals = [Proposal(chain(1, [5] * budget))] if budget else []
         controller.select(proposals)
         seconds = StepSeconds(1, 0.0 if not budget else 10 * PLAIN if step < 2 else 2e-5, PLAIN, 0.0)
         controller.observe([RequestOutcome(0, "retrieval", 0, 0, 0, 1, (1,))], seconds)
-    assert controller.budget([RequestSignal(0, "retrieval", 30, 10)])[0] == 16
+    # It looks all it may; a dear one would be probed with two nodes. Between looks of which nothing comes it rests.
+    assert set(budgets[40:]) == {0, 16}
+
+
+def test_looks_of_which_nothing_comes_grow_rare_where_rows_are_dear():
+    """Eight requests and linear costs: a look costs more than what it finds, until a text begins to repeat."""
+    texts = streams(1, [(300, 0.1), (100, 0.97)], count=8)
+    looks = []
+    controller = auto()
+    budget = controller.budget
+
+    def watched(signals):
+        budgets = budget(signals)
+        looks.append(sum(number > 0 for number in budgets) / max(len(budgets), 1))
+        return budgets
+
+    controller.budget = watched
+    simulate(controller, texts, LINEAR, Drafting(look=1e-4), seed=1)
+    assert statistics.mean(looks[100:250]) < 0.5
+    assert statistics.mean(looks[-40:]) > 0.8
 
 
 # -- what back-off did not know --------------------------------------------------------------------------
