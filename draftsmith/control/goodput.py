@@ -346,7 +346,7 @@ class GoodputController(Controller):
         ]
 
     def _judge_looks(self, counts: Mapping[int, int], surplus: float) -> None:
-        """Where looks bring less than they cost, as in large batches, a request of which nothing was taken rests between."""
+        """Where looks bring less than they cost, as in large batches, let requests that had nothing taken rest."""
         asked = self._asked
         drafter = asked[0][1].drafter
         if all(request.drafter is drafter for _, request in asked):
