@@ -109,8 +109,8 @@ class Models:
 def costs(options: argparse.Namespace) -> dict[str, Any]:
     """Errors of predicted forwards: random rows, contexts and batches that calibration never saw.
 
-    A shared machine changes its speed by a quarter within minutes, so every forward is timed between two of one fixed
-    size, and what is compared is how much longer it takes than those. The error in seconds is told beside it.
+    A shared machine changes its speed by a quarter within minutes, so every forward is timed in turns with one of fixed
+    size, and what is compared is how much longer it takes than that. The error in seconds is told beside it.
     """
     models = Models(options)
     table = models.costs or models.calibrate()

@@ -33,7 +33,7 @@ _START_SHARE = 0.05  # of a plain step, guessed for reading one token of a promp
 _VENTURE = 0.25  # of what is left to write: so much a first start may cost by that guess
 _ANSWER_TOKENS = 128.0  # how long an answer is taken to be, before any has ended
 _BARREN = 4  # looks in a row of which nothing was worth a row, after which a request may rest
-_LONGEST_REST = 8  # tokens
+_MOST_DOUBLINGS = 2  # of a rest, which begins with two tokens
 _LOOK_MEMORY = 0.95  # share of what looks brought and cost kept per further look
 _OWN_SHARE = 2.0  # looks cost the controller about as much again as the drafter
 _CURIOSITY = 16  # one in so many stops on the way is overruled, so that what lies there stays known
@@ -358,7 +358,7 @@ class GoodputController(Controller):
         for index, request in asked:
             request.barren = 0 if counts.get(index, 0) else request.barren + 1
             if request.barren >= _BARREN and request.drafter.worth < 0.0:
-                request.rest = min(2 << (request.barren - _BARREN), _LONGEST_REST)
+                request.rest = 2 << min(request.barren - _BARREN, _MOST_DOUBLINGS)
 
     # -- after the step ---------------------------------------------------------------------------
 
