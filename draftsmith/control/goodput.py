@@ -26,8 +26,7 @@ from draftsmith.core.types import Budget, Proposal, ProposalKind
 from draftsmith.errors import OptionError
 
 _PROBE_NODES = 2
-_PROBE_SHARE = 0.03  # of the time since the last look that a probe may take
-_FRESH_START_SHARE = 0.1  # the same of one that reads a prompt first
+_PROBE_SHARE = 0.1  # of the time since the last look that reading up for a probe may take
 _SETTLED_PENDING = 32  # tokens to read first that are no start: a spell without drafting, a rejected tail
 _START_SHARE = 0.05  # of a plain step, guessed for reading one token of a prompt, before any start was seen
 _VENTURE = 0.25  # of what is left to write: so much a first start may cost by that guess
@@ -282,14 +281,12 @@ class GoodputController(Controller):
         """Whether a request that drafts nothing shall look again: after so many tokens, at a price they can bear."""
         if request.plain_tokens < request.distance:
             return False
-        cost, plain = request.drafter.cost, self._pricing.plain_seconds(self._num_requests)
-        seconds = signal.pending * (_START_SHARE * plain if cost.pending is None else cost.pending)
-        if signal.pending > _SETTLED_PENDING:
-            return seconds <= _FRESH_START_SHARE * request.plain_tokens * plain
-        if cost.is_timed:
-            seconds += cost.seconds(1, _PROBE_NODES)
-        # A step's time is that of all its requests together.
-        return seconds <= _PROBE_SHARE * request.plain_tokens * plain / self._num_requests
+        if signal.pending <= _SETTLED_PENDING:
+            return True
+        plain = self._pricing.plain_seconds(self._num_requests)
+        each = request.drafter.cost.pending
+        start = signal.pending * (_START_SHARE * plain if each is None else each)
+        return start <= _PROBE_SHARE * request.plain_tokens * plain
 
     def _stop_for(self, request: RequestState, count: int) -> _Stop:
         pricing, rows = self._pricing, self._pricing.rows

@@ -49,11 +49,13 @@ class Call:
 class TokenStream(Iterator[TokenEvent]):
     """Events of a call as they come; closing or dropping it cancels."""
 
+    _closed = True  # until it is made: an interrupt inside `__init__` leaves nothing to let go of
+
     def __init__(self, call: Call, advance: Callable[[Call], None], cancel: Callable[[Call], None]) -> None:
         self._call = call
         self._advance = advance
         self._cancel = cancel
-        self._closed = False  # the last, see `__del__`
+        self._closed = False
 
     def __next__(self) -> TokenEvent:
         call = self._call
@@ -91,11 +93,11 @@ class TokenStream(Iterator[TokenEvent]):
 
     def close(self) -> None:
         """Cancel what still runs; nothing more is yielded."""
-        self._closed = True
         self._cancel(self._call)
+        self._closed = True
 
     def __del__(self) -> None:
-        if hasattr(self, "_closed"):  # else an interrupt fell into `__init__`, before it had anything to let go of
+        if not self._closed:
             self.close()
 
 
@@ -103,11 +105,13 @@ class TokenStream(Iterator[TokenEvent]):
 class AsyncTokenStream(AsyncIterator[TokenEvent]):
     """`TokenStream` for asynchronous callers; cancelling the task that waits for an event cancels the call."""
 
+    _closed = True  # see `TokenStream`
+
     def __init__(self, call: Call, advance: Callable[[Call], Awaitable[None]], cancel: Callable[[Call], None]) -> None:
         self._call = call
         self._advance = advance
         self._cancel = cancel
-        self._closed = False  # the last, see `__del__`
+        self._closed = False
 
     async def __anext__(self) -> TokenEvent:
         call = self._call
@@ -127,13 +131,13 @@ class AsyncTokenStream(AsyncIterator[TokenEvent]):
 
     def close(self) -> None:
         """Cancel what still runs; nothing more is yielded. Never waits."""
-        self._closed = True
         self._cancel(self._call)
+        self._closed = True
 
     async def aclose(self) -> None:
         """`close`, under the name that asynchronous generators have."""
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_closed"):  # else an interrupt fell into `__init__`, before it had anything to let go of
+        if not self._closed:
             self.close()
