@@ -156,7 +156,7 @@ def _commit(plan: Series[Slot], taps: Series[Mapping[Tap, torch.Tensor]]) -> Non
     for slot, rows in zip(plan, taps, strict=True):
         drafter = slot.sequence.drafter
         kept = slot.kept_rows()
-        # They ascend, so this tells whether they are the first ones: a slice costs a twentieth of an indexed copy.
+        # They ascend, so this tells whether they are the first ones: a slice costs a quarter of an indexed copy.
         where = slice(len(kept)) if kept and kept[-1] == len(kept) - 1 else kept
         commits = by_drafter.setdefault(id(drafter), (drafter, []))[1]
         commits.append(Commit(slot.sequence.view, slot.verdict, {tap: rows[tap][where] for tap in drafter.needs}))
