@@ -80,14 +80,14 @@ class RequestState:
     """What is known of one live request.
 
     `proposal`: this step's, before any cut. `is_warm`: it drafted in the last step, so its drafter has little to catch
-    up with. `plain_tokens`: emitted since it last drafted; `distance`: when to probe. `pending`: tokens its drafter
-    must read first, now; `may_start`: it may. `emitted`: tokens so far. `barren`: looks in a row of which nothing was
-    taken; `rest`: tokens until the next one.
+    up with. `plain_tokens`: emitted since it last drafted; `distance`: when to probe; `encores`: probes in a row that
+    followed at once on a right one. `pending`: tokens its drafter must read first, now; `may_start`: it may.
+    `emitted`: tokens so far. `barren`: looks in a row of which nothing was taken; `rest`: tokens until the next one.
     """
 
     __slots__ = (
-        "barren", "distance", "drafter", "draws", "emitted", "is_warm", "may_start", "odds", "pending", "plain_tokens",
-        "probing", "proposal", "rest",
+        "barren", "distance", "drafter", "draws", "emitted", "encores", "is_warm", "may_start", "odds", "pending",
+        "plain_tokens", "probing", "proposal", "rest",
     )  # fmt: skip
 
     def __init__(self, drafter: DrafterState, distance: int) -> None:
@@ -101,7 +101,7 @@ class RequestState:
         self.probing = False
         self.pending = 0
         self.may_start = True
-        self.emitted = self.barren = self.rest = 0
+        self.emitted = self.encores = self.barren = self.rest = 0
 
     def reaches(self, proposal: Proposal) -> list[float]:
         """P(accepted) of a proposal's nodes, hopeless ones left out."""

@@ -26,6 +26,8 @@ from draftsmith.core.types import Budget, Proposal, ProposalKind
 from draftsmith.errors import OptionError
 
 _PROBE_NODES = 2
+_ENCORES = 2  # probes of a request at once after one that was right
+_EARLY = 0.5  # of the distance after which a request probes along with another
 _PROBE_SHARE = 0.1  # of the time since the last look that reading up for a probe may take
 _SETTLED_PENDING = 32  # tokens to read first that are no start: a spell without drafting, a rejected tail
 _START_SHARE = 0.05  # of a plain step, guessed for reading one token of a prompt, before any start was seen
@@ -221,6 +223,8 @@ class GoodputController(Controller):
                     shapes = {}
         # Another drafter's requests of this step may branch where these do not.
         self._is_tree = self._is_tree or bool(shapes)
+        # A pass for one costs nearly what it costs for all: whoever would probe soon does so now.
+        early = any(self._probe_due(requests[index], signals[index]) for index in indices if index not in planned)
         alone = len(signals) == 1 and choice.num_nodes > 0 and not self._is_tree
         for index in indices:
             request, most, count = requests[index], budgets[index], planned.get(index, 0)
@@ -233,7 +237,7 @@ class GoodputController(Controller):
                     self._stop = self._stop_for(request, count)
                     budgets[index] = Budget(min(most, 2 * count + 1), least=self._stop.least)
                 request.distance = self._options.probe_min
-            elif self._probe_due(request, signals[index]):
+            elif early and self._probe_due(request, signals[index], _EARLY):
                 request.probing = True
                 request.distance = min(2 * request.distance, self._options.probe_max)
                 budgets[index] = min(most, _PROBE_NODES)
@@ -277,9 +281,9 @@ class GoodputController(Controller):
         rate = pricing.rate(self._num_requests) / self._num_requests
         return num_steps * choice.surplus / rate > start
 
-    def _probe_due(self, request: RequestState, signal: RequestSignal) -> bool:
+    def _probe_due(self, request: RequestState, signal: RequestSignal, share: float = 1.0) -> bool:
         """Whether a request that drafts nothing shall look again: after so many tokens, at a price they can bear."""
-        if request.plain_tokens < request.distance:
+        if request.plain_tokens < share * request.distance:
             return False
         if signal.pending <= _SETTLED_PENDING:
             return True
@@ -374,10 +378,12 @@ class GoodputController(Controller):
         was_right = request.judge(outcome)
         if was_right:
             request.barren = request.rest = 0
-        if request.probing and was_right:
-            # Something is there again: look once more at the next step instead of after the usual distance.
-            request.distance = max(request.distance // 2, self._options.probe_min)
-            request.plain_tokens = request.distance
+        if request.probing:
+            # Something is there again: look once more at the next step instead of after the usual distance, but not
+            # for ever, since what is often right need not be worth its row.
+            request.encores = request.encores + 1 if was_right and request.encores < _ENCORES else 0
+            if request.encores:
+                request.plain_tokens = request.distance
 
     def _time_drafting(self, seconds: float) -> float:
         """Learn what this step's drafting cost; returns what it is estimated to cost in the middle of a spell."""

@@ -7,14 +7,13 @@ features of every live row are kept (`bytes_per_token` counts them), because a f
 of row L-1 with another token than before, and L may be anything. Invariants: rows of drafted tokens never outlive the
 proposal; without the features of every row before the root nothing is proposed.
 
-Shape letters: F features of a row, U draft vocabulary, V target vocabulary.
+Shape letters: U draft vocabulary, V target vocabulary.
 """
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
@@ -26,6 +25,7 @@ from draftsmith.drafters.checkpoint import build_module, read_method
 from draftsmith.drafters.drafting import Draft, DrawnDraft
 from draftsmith.drafters.dynamic_tree import DynamicDraft
 from draftsmith.drafters.growth import verifies_trees
+from draftsmith.drafters.kept_features import KeptFeatures
 from draftsmith.drafters.rank_accuracy import read_accuracies
 from draftsmith.drafters.recurrent_module import RecurrentModule
 from draftsmith.drafters.rows import Level, RowRunner, TrueRows
@@ -77,39 +77,6 @@ class RecurrentOptions:
         return None if self.tree == _DYNAMIC else option_paths(self.tree, self.max_draft)
 
 
-@dataclass(slots=True)
-class _Features:
-    """Features of a sequence's rows from the first one on, in the blocks they came in; forks share the blocks.
-
-    `has_gap`: some did not come, so nothing is known of where the others belong.
-    """
-
-    starts: list[int] = field(default_factory=list)
-    blocks: list[torch.Tensor] = field(default_factory=list)
-    length: int = 0
-    has_gap: bool = False
-
-    def append(self, block_RF: torch.Tensor) -> None:
-        self.starts.append(self.length)
-        self.blocks.append(block_RF)
-        self.length += len(block_RF)
-
-    def rows(self, start: int, stop: int) -> torch.Tensor:
-        """Features [stop - start, F]; `start` may be the end."""
-        first = bisect.bisect_right(self.starts, start) - 1
-        last = max(bisect.bisect_left(self.starts, stop), first + 1)
-        offset = self.starts[first]
-        return torch.cat(self.blocks[first:last])[start - offset : stop - offset]
-
-    def first(self, length: int) -> _Features:
-        """The first `length` rows, or all there are."""
-        count = bisect.bisect_left(self.starts, length)
-        twin = _Features(self.starts[:count], self.blocks[:count], min(length, self.length), self.has_gap)
-        if count:
-            twin.blocks[-1] = twin.blocks[-1][: twin.length - twin.starts[-1]]
-        return twin
-
-
 class RecurrentDrafter(TrainableDrafter):
     """Keeps every sequence's features, and drafts chains and trees with a `RowRunner`."""
 
@@ -140,7 +107,7 @@ class RecurrentDrafter(TrainableDrafter):
         self._draft_ids = None if len(module.draft_ids) == target.vocab_size else module.draft_ids
         self._vocab_size = target.vocab_size
         self._eos_ids = target.eos_ids
-        self._features: dict[int, _Features] = {}
+        self._features: dict[int, KeptFeatures] = {}
         self.needs = frozenset(self._order)
         row_bytes = len(self._order) * target.backend.spec.width * self._dtype.itemsize
         self.bytes_per_token = runner.bytes_per_token + row_bytes
@@ -230,10 +197,11 @@ class RecurrentDrafter(TrainableDrafter):
     def commit(self, commits: Sequence[Commit]) -> None:
         """Keep the features of the rows that stay."""
         for commit in commits:
-            rows = torch.cat([commit.taps[tap] for tap in self._order], dim=-1).to(self._dtype)
-            features = self._features.setdefault(commit.view.sequence_id, _Features())
-            if len(rows):
-                features.append(rows)
+            sequence_id = commit.view.sequence_id
+            features = self._features.get(sequence_id)
+            if features is None:
+                features = self._features[sequence_id] = KeptFeatures(self._dtype)
+            features.append([commit.taps[tap] for tap in self._order])
             # After a step that emitted, all tokens but the root have rows.
             if commit.verdict is not None and features.length != len(commit.view.tokens) - 1:
                 features.has_gap = True
