@@ -6,6 +6,7 @@ fills shapes the best tree. Invariant: a parent comes before its children in eve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias, final
 
 from draftsmith.control.acceptance import Calibration, RankAcceptance, RequestOdds, cell_of
@@ -18,6 +19,8 @@ from draftsmith.core.types import DraftTraits, Proposal
 
 MIN_REACH = 0.02
 """A node less likely to be accepted than this is not worth looking at."""
+SETTLED_PENDING = 32
+"""Tokens to read first that are no start: a spell without drafting, a rejected tail."""
 _PLAN_DEPTHS = 10
 _PLAN_STEPS = 16  # steps that a tree once planned is used for
 TreePlan: TypeAlias = list[tuple[float, tuple[int, ...]]]
@@ -73,6 +76,26 @@ class DrafterState:
     def cost_of(self, is_tree: bool) -> DraftCost:
         """Trees nobody has timed yet cost what chains do."""
         return self.tree_cost if is_tree and self.tree_cost.is_timed else self.cost
+
+    def observe(self, requests: Sequence[RequestState], depth: int, is_tree: bool, seconds: float) -> float:
+        """Learn what drafting for these took; returns what it is estimated to take in the middle of a spell.
+
+        0 where a part of the drafter drafted: that is not what it costs.
+        """
+        if not all(request.may_start for request in requests):
+            return 0.0
+        cost = self.tree_cost if is_tree else self.cost
+        expected = self.cost_of(is_tree).seconds(len(requests), depth)
+        pending = sum([request.pending for request in requests if request.pending > SETTLED_PENDING])
+        if pending:
+            cost.observe_start(pending, seconds - expected)
+        elif all(request.is_warm for request in requests):
+            cost.observe(len(requests), depth, seconds)
+        elif cost.is_timed and seconds < expected:
+            cost.observe(len(requests), depth, seconds)  # even with catching up it was cheaper than thought
+        for request in requests:
+            request.is_warm = True
+        return expected
 
 
 @final

@@ -19,7 +19,7 @@ from typing import Self, final
 from draftsmith.control.acceptance import cell_of
 from draftsmith.control.base import Controller, RequestOutcome, RequestSignal, StepSeconds
 from draftsmith.control.cost_table import CostTable
-from draftsmith.control.drafter_state import DrafterState, RequestState
+from draftsmith.control.drafter_state import SETTLED_PENDING, DrafterState, RequestState
 from draftsmith.control.pricing import Choice, Node, Pricing
 from draftsmith.control.trials import cut_to, depth_of
 from draftsmith.core.types import Budget, Proposal, ProposalKind
@@ -29,7 +29,6 @@ _PROBE_NODES = 2
 _ENCORES = 2  # probes of a request at once after one that was right
 _EARLY = 0.5  # of the distance after which a request probes along with another
 _PROBE_SHARE = 0.1  # of the time since the last look that reading up for a probe may take
-_SETTLED_PENDING = 32  # tokens to read first that are no start: a spell without drafting, a rejected tail
 _START_SHARE = 0.05  # of a plain step, guessed for reading one token of a prompt, before any start was seen
 _VENTURE = 0.25  # of what is left to write: so much a first start may cost by that guess
 _ANSWER_TOKENS = 128.0  # how long an answer is taken to be, before any has ended
@@ -183,7 +182,7 @@ class GoodputController(Controller):
             return False
         forward = self._pricing.rows.seconds(num_requests)
         look = cost.seconds(num_requests, depth)
-        if request.pending > _SETTLED_PENDING:
+        if request.pending > SETTLED_PENDING:
             look += request.pending * (_START_SHARE * forward if cost.pending is None else cost.pending)
         return look <= self._options.cheap_look * forward
 
@@ -261,7 +260,7 @@ class GoodputController(Controller):
 
     def _start_pays(self, request: RequestState, signal: RequestSignal, most: int) -> bool:
         """Whether reading what the drafter lacks of a request is worth what drafting will gain on the rest of it."""
-        if signal.pending <= _SETTLED_PENDING:
+        if signal.pending <= SETTLED_PENDING:
             return True
         pricing, drafter = self._pricing, request.drafter
         plain = pricing.plain_seconds(self._num_requests)
@@ -285,7 +284,7 @@ class GoodputController(Controller):
         """Whether a request that drafts nothing shall look again: after so many tokens, at a price they can bear."""
         if request.plain_tokens < share * request.distance:
             return False
-        if signal.pending <= _SETTLED_PENDING:
+        if signal.pending <= SETTLED_PENDING:
             return True
         plain = self._pricing.plain_seconds(self._num_requests)
         each = request.drafter.cost.pending
@@ -387,24 +386,12 @@ class GoodputController(Controller):
 
     def _time_drafting(self, seconds: float) -> float:
         """Learn what this step's drafting cost; returns what it is estimated to cost in the middle of a spell."""
-        asked, self._asked = self._asked, []
-        drafter = asked[0][1].drafter
-        if any(request.drafter is not drafter for _, request in asked):
+        requests = [request for _, request in self._asked]
+        self._asked = []
+        drafter = requests[0].drafter
+        if any(request.drafter is not drafter for request in requests):
             return 0.0  # nobody can say whose time it was
-        cost = drafter.tree_cost if self._is_tree else drafter.cost
-        expected = drafter.cost_of(self._is_tree).seconds(len(asked), self._depth)
-        pending = sum([request.pending for _, request in asked if request.pending > _SETTLED_PENDING])
-        if not all(request.may_start for _, request in asked):
-            return 0.0  # a part of the drafter: not what it costs
-        if pending:
-            cost.observe_start(pending, seconds - expected)
-        elif all(request.is_warm for _, request in asked):
-            cost.observe(len(asked), self._depth, seconds)
-        elif cost.is_timed and seconds < expected:
-            cost.observe(len(asked), self._depth, seconds)  # even with catching up it was cheaper than thought
-        for _, request in asked:
-            request.is_warm = True
-        return expected
+        return drafter.observe(requests, self._depth, self._is_tree, seconds)
 
     def forget(self, sequence_id: int) -> None:
         """Drop what was known of a request; its drafter's record stays."""
