@@ -28,7 +28,7 @@ PLAIN_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL")
 SUPER_TYPES = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
 # Per type: where its fp16 scale stands in a block, where a minimum or None, and for what scale weights have a
 # standard deviation of about 1, with the minimum (in scales) that centres them.
-_HEADS: dict[str, tuple[int, int | None, float, float]] = {
+HEADS: dict[str, tuple[int, int | None, float, float]] = {
     "Q4_0": (0, None, 1 / 4.6, 0),
     "Q4_1": (0, 2, 1 / 4.6, -7.5),
     "Q5_0": (0, None, 1 / 9.2, 0),
@@ -45,7 +45,7 @@ _HEADS: dict[str, tuple[int, int | None, float, float]] = {
 def random_blocks(type_name: str, rows: int, columns: int, generator: np.random.Generator) -> np.ndarray:
     """Rows of blocks of random bits, uint8, for weights that keep a product's size."""
     size, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]]
-    scale_at, min_at, unit, centre = _HEADS[type_name]
+    scale_at, min_at, unit, centre = HEADS[type_name]
     blocks = generator.integers(0, 256, (rows, columns // size, num_bytes), np.uint8)
     scales = (unit * columns**-0.5 * generator.uniform(0.5, 1.5, blocks.shape[:2])).astype(np.float16)
     blocks[..., scale_at : scale_at + 2] = scales[..., None].view(np.uint8)

@@ -10,6 +10,7 @@ import logging
 import math
 from functools import cache
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -21,6 +22,7 @@ from draftsmith.engine.loading import load_model
 from draftsmith.models.native import NativeBackend, NativeOptions
 from tests.models.fakes import tiny_spec, tiny_weights
 from tests.models.native_models import (
+    HEADS,
     KERNELS,
     PLAIN_TYPES,
     SUPER_TYPES,
@@ -120,6 +122,49 @@ def test_floats_are_packed_to_within_half_a_step(rows: int, columns: int, bits: 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-9))
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("type_name", TYPES)
+def test_sums_at_their_extremes_do_not_overflow(kernels: str, type_name: str) -> None:
+    """Codes and activations as large as they get, in every row: kernels sum a group's products in 16 or 32 bits."""
+    width = 256
+    spec = tiny_spec(
+        width=width, mlp_width=64, vocab_size=64, num_layers=1, layer_windows=(None,), head_dim=16, tied_head=False
+    )
+    tensors = tiny_weights(spec, 0)
+    for name, tensor in tensors.items():
+        if "norm" in name:
+            tensors[name] = torch.ones_like(tensor)
+        elif name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensors[name] = torch.zeros_like(tensor)  # the embedding reaches the head as it is
+    signs = torch.ones(64, width, dtype=torch.float64)
+    signs[1], signs[2, ::2], signs[3, 16:32], signs[4, 1::4] = -1, -1, -1, -1
+    tensors["model.embed_tokens.weight"] = signs
+    generator = np.random.default_rng(0)
+    rows = random_blocks(type_name, 64, width, generator)
+    size, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]]
+    blocks, drawn = rows.reshape(64, width // size, num_bytes), rows.reshape(64, width // size, num_bytes).copy()
+    for row, pattern in enumerate((0xFF, 0x00, 0x7F, 0x80, 0xF0, 0x0F, 0xAA, 0x55)):
+        blocks[row::8] = pattern
+    scale_at, min_at, _, _ = HEADS[type_name]
+    for place in (scale_at, *(() if min_at is None else (min_at,))):
+        blocks[..., place : place + 2] = drawn[..., place : place + 2]
+    values = torch.from_numpy(values_of(type_name, rows)).double()
+    tensors["lm_head.weight"] = values
+
+    def raw(name: str) -> tuple[str, np.ndarray, tuple[int, ...]]:
+        if name == "lm_head.weight":
+            return type_name, rows, (64, width)
+        return "F32", np.empty(0, np.uint8), tuple(tensors[name].shape)
+
+    options = NativeOptions(kernels=kernels)
+    backend = NativeBackend.from_weights(spec, tensors.__getitem__, raw=raw, options=options, threads=1)
+    backend.cache.open(0)
+    logits, taps = feed(backend, 0, list(range(40)), frozenset({"last_hidden"}))
+    hidden = taps["last_hidden"].double()
+    assert (hidden.abs() - 1).abs().max() < 1e-4, "then all activations are 127 or -127"
+    assert torch.allclose(logits.double(), hidden @ values.T, rtol=1e-4, atol=1e-4 * float(values.abs().sum(1).max()))
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
