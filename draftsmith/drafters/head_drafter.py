@@ -25,6 +25,7 @@ from draftsmith.drafters.growth import Growth, verifies_trees
 from draftsmith.drafters.heads import HeadModule
 from draftsmith.drafters.own_rows import OwnRows
 from draftsmith.drafters.rank_accuracy import read_accuracies
+from draftsmith.drafters.rows_choice import prepare_heads
 from draftsmith.drafters.shapes import AUTO, CHAIN, Shapes, is_branching
 from draftsmith.drafters.shipped import weights_for
 from draftsmith.drafters.trainable import TrainableDrafter
@@ -38,16 +39,19 @@ class HeadOptions:
     `path`: the checkpoint's directory; empty for one that comes with the package. `max_draft`: most nodes of a
     proposal. `tree`: "auto" (what the controller asks for); "chain"; a number of nodes, for the tree that the
     checkpoint's measured accuracies make best; or children per level, as in "3x2x1". Requests whose rule verifies
-    chains alone get chains.
+    chains alone get chains. `bits` (8 or 4): what the weights are quantised to beside a target on the native backend.
     """
 
     path: str = ""
     max_draft: int = 64
     tree: str = AUTO
+    bits: int = 8
 
     def __post_init__(self) -> None:
         if self.max_draft < 1:
             raise OptionError(f"max_draft is {self.max_draft}; it must be at least 1")
+        if self.bits not in (4, 8):
+            raise OptionError(f"bits is {self.bits}; allowed: 8 or 4")
         parts = self.tree.split("x")
         if self.tree not in (AUTO, CHAIN) and not all(part.isdecimal() and int(part) > 0 for part in parts):
             raise OptionError(
@@ -122,6 +126,7 @@ class HeadDrafter(TrainableDrafter):
 
     def __init__(self, options: HeadOptions, module: HeadModule, about: Mapping[str, Any], target: TargetInfo) -> None:
         self._module = module.requires_grad_(False).eval()
+        prepare_heads(module, target, options.bits)
         self._eos_ids = target.eos_ids
         self._vocab_size = target.vocab_size
         self._draft_ids = module.draft_ids if len(module.draft_ids) < target.vocab_size else None

@@ -47,6 +47,7 @@ class HeadModule(DraftModule):
         count = {"target": 0, "shared": 1, "own": num_depths}[head]
         matrices = nn.ModuleList(nn.Linear(width, len(self.draft_ids), bias=False) for _ in range(count))
         self.lm_heads = cast("Sequence[nn.Linear]", matrices)
+        self._target_outputs: nn.Module | None = None
 
     @torch.no_grad()
     def copy_heads(self) -> None:
@@ -55,15 +56,19 @@ class HeadModule(DraftModule):
             if matrix.weight.shape == self.target_head_UD.shape:
                 matrix.weight.copy_(self.target_head_UD)
 
-    def output_rows(self, depth: int) -> torch.Tensor:
-        """The output matrix [U, width] of a depth."""
-        if len(self.lm_heads) == 0:
-            return self.target_head_UD
-        return self.lm_heads[min(depth, len(self.lm_heads) - 1)].weight
+    def outputs(self, depth: int, x: torch.Tensor) -> torch.Tensor:
+        """Products [.., U] of a depth's output matrix."""
+        if len(self.lm_heads):
+            return self.lm_heads[min(depth, len(self.lm_heads) - 1)](x)
+        return x @ self.target_head_UD.t() if self._target_outputs is None else self._target_outputs(x)
+
+    def draft_by(self, target_outputs: nn.Module) -> None:
+        """Take the target's output rows from elsewhere from now on."""
+        self._target_outputs = target_outputs
 
     def unembed(self, depth: int, x: torch.Tensor) -> torch.Tensor:
         """Logits [.., U], under the target's soft cap if it has one."""
-        logits = x @ self.output_rows(depth).t()
+        logits = self.outputs(depth, x)
         return logits if self._logit_cap is None else self._logit_cap * torch.tanh(logits / self._logit_cap)
 
     @property

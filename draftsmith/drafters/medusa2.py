@@ -151,11 +151,11 @@ class Medusa2Module(MedusaHeads):
         head_VD = self._head()
         return head_VD if len(self.draft_ids) == len(head_VD) else head_VD[self.draft_ids]
 
-    def output_rows(self, depth: int) -> torch.Tensor:
+    def outputs(self, depth: int, x: torch.Tensor) -> torch.Tensor:
         if self.backbone is None or len(self.lm_heads):
-            return super().output_rows(depth)
+            return super().outputs(depth, x)
         # Heads that say their drafts with the target's matrix do not pull at it.
-        return self._own_rows().detach()
+        return x @ self._own_rows().detach().t()
 
     @torch.no_grad()
     def target_logits(self, batch: TrainingBatch, rows: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from draftsmith.drafters.draft_layer import LayerShape
+from draftsmith.drafters.packed_linear import packed
 from draftsmith.drafters.row_parts import RowParts
 from draftsmith.drafters.rows import Chain, Level, RowRunner, TrueRows
 from draftsmith.errors import CapacityError, DraftsmithError, ModelFileError, OptionError
@@ -209,7 +210,7 @@ def _weights(parts: RowParts, backend: NativeBackend, bits: int) -> dict[str, An
 def _head(parts: RowParts, backend: NativeBackend, bits: int) -> _native.Packed:
     """The head's rows; the target's own stay as they were packed."""
     if parts.head_UD is not None:
-        return _packed(parts.head_UD, bits)
+        return packed(parts.head_UD, bits)
     if len(parts.draft_ids) == backend.spec.vocab_size:
         return backend.head
     return backend.head.select(parts.draft_ids.to(torch.int32).numpy())
@@ -217,16 +218,7 @@ def _head(parts: RowParts, backend: NativeBackend, bits: int) -> _native.Packed:
 
 def _linear(layers: Sequence[nn.Linear], bits: int) -> tuple[list[_native.Packed], np.ndarray | None]:
     biases: list[torch.Tensor] = [layer.bias for layer in layers if layer.bias is not None]
-    return [_packed(layer.weight, bits) for layer in layers], _floats(torch.cat(biases)) if biases else None
-
-
-def _packed(weights: torch.Tensor, bits: int) -> _native.Packed:
-    from draftsmith import _native
-
-    try:
-        return _native.pack_floats(weights.detach().to(torch.float32).contiguous().numpy(), bits)
-    except ValueError as error:
-        raise ModelFileError(f"the drafter's weights: {error}") from error
+    return [packed(layer.weight, bits) for layer in layers], _floats(torch.cat(biases)) if biases else None
 
 
 def _floats(values: torch.Tensor | None) -> np.ndarray | None:

@@ -1,13 +1,15 @@
-"""Which runner computes the rows of a recurrent drafter: the one place that knows them apart.
+"""What computes a trained drafter's rows beside which target: the one place that knows backends apart.
 
-Called when such a drafter is made. Invariant: every runner computes the same rows; which one it is shows in the
-time they take.
+Called when such a drafter is made. Invariant: whatever computes them, they are the same rows but for the rounding of
+quantised weights; which one it is shows in the time they take.
 """
 
 from __future__ import annotations
 
 from draftsmith.drafters.base import TargetInfo
+from draftsmith.drafters.heads import HeadModule
 from draftsmith.drafters.native_rows import NativeRows, NativeRowsOptions
+from draftsmith.drafters.packed_linear import pack_linears, target_outputs
 from draftsmith.drafters.recurrent_module import RecurrentModule
 from draftsmith.drafters.rows import RowRunner
 from draftsmith.drafters.torch_rows import TorchRows
@@ -23,3 +25,12 @@ def make_runner(module: RecurrentModule, target: TargetInfo, bits: int) -> RowRu
     if isinstance(backend, NativeBackend) and NativeRows.can_run(module.config, backend):
         return NativeRows(module.row_parts(), backend, NativeRowsOptions(bits=bits))
     return TorchRows(module)
+
+
+def prepare_heads(module: HeadModule, target: TargetInfo, bits: int) -> None:
+    """Have heads draft as fast as they can beside this target's backend; nothing can be trained after that."""
+    backend = target.backend
+    if isinstance(backend, NativeBackend):
+        pack_linears(module, backend, bits)
+        if not len(module.lm_heads):
+            module.draft_by(target_outputs(module.draft_ids, backend))

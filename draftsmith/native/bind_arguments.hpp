@@ -1,5 +1,5 @@
 // What the bindings of packed models take from Python, checked: arrays, linear layers, norms, names.
-// Used by bind_decoder.cpp and bind_row_drafter.cpp. Invariant: what is returned has the shape that was asked for.
+// Used by bind_decoder.cpp, bind_linear.cpp and bind_row_drafter.cpp. Invariant: what is returned has the shape that was asked for.
 #pragma once
 
 #include <nanobind/nanobind.h>
