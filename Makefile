@@ -60,7 +60,8 @@ sanitize: $(PACKAGE)
 	  LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
 	  $(BIN)/python -m pytest -p tests.drafters.instrumented_native -p no:xdist -k "not smollm2" \
 	  tests/models/test_native_exact.py tests/models/test_native_right.py tests/models/test_native_faults.py \
-	  tests/models/test_native_threads.py tests/drafters/test_native_rows.py tests/drafters/test_native_rows_threads.py
+	  tests/models/test_native_threads.py tests/drafters/test_native_rows.py tests/drafters/test_native_rows_threads.py \
+	  tests/drafters/test_packed_linear.py
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
