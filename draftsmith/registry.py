@@ -151,7 +151,10 @@ def _convert(value: str, hint: Any, where: str) -> Any:
             return {"true": True, "false": False}[value.lower()]
         if typing.get_origin(kinds[0]) is tuple:
             return tuple(typing.get_args(kinds[0])[0](part) for part in value.split(","))
-        return kinds[0](value)
+        converted = kinds[0](value)
+        if converted != converted:
+            raise ValueError("not a number")
+        return converted
     except (ValueError, KeyError) as error:
         raise OptionError(f"{where}: {value!r} is not a {_named(kinds[0])}") from error
 

@@ -79,9 +79,10 @@ def choices_of(options: ConvertOptions) -> Choices:
 
 
 def _check_places(options: ConvertOptions) -> None:
+    from draftsmith.io.staging import check_replaceable
+
     output = options.output
-    if output.exists() and not output.is_dir():
-        raise OptionError(f"output {output} is a file; give a directory")
+    check_replaceable(output, is_ours=lambda path: (path / "config.json").exists(), what="no drafter")
     if output.exists() and output.resolve() == Path(options.source).expanduser().resolve():
         raise OptionError(f"output {output} is the source itself; give another directory")
     if output.exists() and not options.force:

@@ -63,9 +63,9 @@ class GoodputOptions:
     def __post_init__(self) -> None:
         if self.max_draft < 1:
             raise OptionError(f"goodput: max_draft is {self.max_draft}; it must be at least 1")
-        if self.margin < 0:
+        if not self.margin >= 0:
             raise OptionError(f"goodput: margin is {self.margin}; it must be at least 0")
-        if self.cheap_look < 0:
+        if not self.cheap_look >= 0:
             raise OptionError(f"goodput: cheap_look is {self.cheap_look}; it must be at least 0 (0 = never cheap)")
         if not 1 <= self.probe_min <= self.probe_max:
             raise OptionError(

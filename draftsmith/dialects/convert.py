@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from draftsmith.dialects.dialect import (
     EXPORT_FORMAT,
@@ -33,6 +32,7 @@ from draftsmith.dialects.dialect import (
 )
 from draftsmith.dialects.expected import expected_tensors
 from draftsmith.dialects.published import CONFIG, Published, in_memory, write_json, write_pickle
+from draftsmith.dialects.table import DIALECTS, dialect_named
 from draftsmith.dialects.taking import check_copies, draft_rows, shifted, take
 from draftsmith.drafters.checkpoint import (
     Checkpoint,
@@ -45,6 +45,7 @@ from draftsmith.drafters.checkpoint import (
 )
 from draftsmith.errors import ModelFileError, OptionError, UnsupportedError
 from draftsmith.io.staging import staged_directory
+from draftsmith.io.tensor_file import save_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +138,11 @@ def _refuse_unknown(
 def export(checkpoint: Checkpoint, dialect: Dialect, target: Target, choices: Choices) -> Exported:
     """Translate a native checkpoint. Raises `UnsupportedError` for what the dialect cannot say."""
     if checkpoint.method not in dialect.methods:
-        held = ", ".join(dialect.methods)
-        raise UnsupportedError(f"{dialect.name} holds drafters of {held}, not of {checkpoint.method}")
+        others = ", ".join(name for name in DIALECTS if checkpoint.method in dialect_named(name).methods)
+        raise UnsupportedError(
+            f"{dialect.name} holds drafters of {', '.join(dialect.methods)}, not of {checkpoint.method}, which "
+            + (f"{others} can hold" if others else "no published layout holds")
+        )
     config, notes = dialect.config(checkpoint, target, choices)
     config[MARK] = _mark(checkpoint, dialect, config.pop(MARK, {}))
     ids = checkpoint.tensors.get("draft_ids")
@@ -214,5 +218,5 @@ def write_export(exported: Exported, path: Path) -> None:
         if exported.weights_file.endswith(".pt"):
             write_pickle(tensors, staging / exported.weights_file)
         else:
-            save_file(tensors, staging / exported.weights_file, metadata={"format": "pt"})
+            save_tensors(tensors, staging / exported.weights_file, metadata={"format": "pt"})
         write_json(exported.config, staging / CONFIG)

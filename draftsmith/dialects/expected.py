@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 
 from draftsmith.drafters.base import TargetInfo
-from draftsmith.drafters.checkpoint import module_class
+from draftsmith.drafters.checkpoint import check_taps, module_class
 from draftsmith.models.backend import Backend, RowGroup, Scored
 from draftsmith.models.spec import DecoderSpec
 
@@ -57,5 +57,7 @@ def expected_tensors(
     )
     with torch.device("meta"):
         ids = None if draft_ids is None else torch.empty(len(draft_ids), dtype=torch.int64)
-        found: Mapping[str, torch.Tensor] = module_class(method)(config, target, ids).state_dict()
+        module = module_class(method)(config, target, ids)
+    check_taps(module, spec.num_layers, method)
+    found: Mapping[str, torch.Tensor] = module.state_dict()
     return found

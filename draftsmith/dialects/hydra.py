@@ -101,7 +101,7 @@ class Hydra(Dialect):
 
     def vocabulary(self, checkpoint: Checkpoint, vocab_size: int) -> dict[str, torch.Tensor]:
         if "draft_ids" in checkpoint.tensors:
-            raise UnsupportedError("hydra has no draft vocabulary")
+            raise UnsupportedError("hydra has no draft vocabulary: a drafter for it is trained without --draft-vocab")
         return {}
 
     def config(self, checkpoint: Checkpoint, target: Target, choices: Choices) -> tuple[dict[str, Any], list[Note]]:

@@ -40,7 +40,7 @@ def taps_of(ids: Any, convention: str, num_layers: int, where: str) -> tuple[tup
     taps = tuple(index + 1 for index in ids) if convention == "outputs" else tuple(ids)
     _check(taps, num_layers, f"{where}: layer ids {list(ids)} read as {convention}")
     meaning = "outputs of layers" if convention == "outputs" else "layers applied already"
-    reason = "as you said" if pinned else "the first id is 1" if convention == "outputs" else "the first id is not 1"
+    reason = "as told" if pinned else "the first id is 1" if convention == "outputs" else "the first id is not 1"
     return taps, Note("taps", f"layers applied {_list(taps)}: ids {_list(ids)} are {meaning} ({reason})")
 
 

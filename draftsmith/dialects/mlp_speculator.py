@@ -77,7 +77,9 @@ class MlpSpeculator(Dialect):
 
     def vocabulary(self, checkpoint: Checkpoint, vocab_size: int) -> dict[str, torch.Tensor]:
         if "draft_ids" in checkpoint.tensors:
-            raise UnsupportedError(f"{self.name} has no draft vocabulary")
+            raise UnsupportedError(
+                f"{self.name} has no draft vocabulary: a drafter for it is trained without --draft-vocab"
+            )
         return {}
 
     def config(self, checkpoint: Checkpoint, target: Target, choices: Choices) -> tuple[dict[str, Any], list[Note]]:

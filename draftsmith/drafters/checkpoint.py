@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from draftsmith.drafters.base import TargetInfo
+from draftsmith.drafters.config_fields import read_fields
 from draftsmith.drafters.trainable import DraftModule, Layout, TrainableDrafter
 from draftsmith.errors import ModelFileError, OptionError
 from draftsmith.io.staging import staged_directory
+from draftsmith.io.tensor_file import save_tensors
 from draftsmith.models.spec import DecoderSpec
 from draftsmith.registry import DRAFTERS, load_class, parse_selection
 
@@ -115,7 +116,7 @@ def _write(
     if dtype is not None:
         tensors = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     # Other loaders of model directories ask for this mark.
-    save_file(tensors, path / WEIGHTS, metadata={"format": "pt"})
+    save_tensors(tensors, path / WEIGHTS, metadata={"format": "pt"})
     (path / CONFIG).write_text(json.dumps({**layout.config, **described}, indent=1) + "\n", encoding="utf-8")
     for name, text in {**layout.texts, **texts}.items():
         (path / name).write_text(text, encoding="utf-8")
@@ -142,6 +143,15 @@ def read_config(path: Path) -> dict[str, Any]:
         if not isinstance(described.get(key), kind):
             raise ModelFileError(f"{where}: key {key!r} must be a {kind.__name__}")
     return described
+
+
+def is_drafter(path: Path) -> bool:
+    """Whether a directory holds a drafter of this package, readable or not in other respects."""
+    try:
+        read_config(path)
+    except ModelFileError:
+        return False
+    return True
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -181,6 +191,7 @@ def build_module(checkpoint: Checkpoint, target: TargetInfo) -> DraftModule:
     check_target(checkpoint, target.backend.spec)
     config = config_of(checkpoint)
     module = module_class(checkpoint.method)(config, target, draft_ids_of(checkpoint, target.vocab_size))
+    check_taps(module, target.backend.spec.num_layers, str(checkpoint.path))
     check_tensors(checkpoint, module.state_dict())
     module.load_state_dict(dict(checkpoint.tensors))
     return module
@@ -188,10 +199,15 @@ def build_module(checkpoint: Checkpoint, target: TargetInfo) -> DraftModule:
 
 def config_of(checkpoint: Checkpoint) -> Any:
     """A checkpoint's architecture as its module's `Config`. Raises `ModelFileError`."""
-    try:
-        return module_class(checkpoint.method).Config(**checkpoint.config)
-    except (TypeError, OptionError) as error:
-        raise ModelFileError(f"{checkpoint.path / CONFIG}: key 'config': {error}") from error
+    kind = module_class(checkpoint.method).Config
+    return read_fields(kind, checkpoint.config, f"{checkpoint.path / CONFIG}: key 'config")
+
+
+def check_taps(module: DraftModule, num_layers: int, where: str) -> None:
+    """Raises `ModelFileError` for features that a target of so many layers does not have."""
+    for tap in sorted(tap for tap in module.needs if isinstance(tap, int)):
+        if not 0 <= tap <= num_layers:
+            raise ModelFileError(f"{where}: reads tap {tap}, which is beyond the target's {num_layers} layers")
 
 
 def check_tensors(checkpoint: Checkpoint, expected: Mapping[str, torch.Tensor]) -> None:

@@ -9,6 +9,7 @@ Shape letters: B texts, L rows, I input width, D width, H query heads, J key hea
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,6 +20,9 @@ from torch import nn
 from draftsmith.errors import OptionError
 from draftsmith.models.rope import cosines_and_sines, inverse_frequencies
 from draftsmith.models.spec import DecoderSpec, RopeSpec
+
+MOST_SIZE = 1 << 20
+"""Of any side of a matrix: more is a slip of the pen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +50,11 @@ class LayerShape:
         if self.rope is not None and self.rope.theta != self.rope_theta:
             raise OptionError(f"rope_theta is {self.rope_theta}; the scaled positions have {self.rope.theta}")
         for name in ("width", "num_heads", "num_kv_heads", "head_dim", "mlp_width"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name} is {getattr(self, name)}: at least 1 is needed")
+            if not 1 <= getattr(self, name) <= MOST_SIZE:
+                raise OptionError(f"{name} is {getattr(self, name)}; allowed: 1 to {MOST_SIZE}")
+        for name in ("norm_eps", "rope_theta"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise OptionError(f"{name} is {getattr(self, name)}; allowed: above 0")
         if self.num_heads % self.num_kv_heads or self.head_dim % 2:
             raise OptionError(
                 f"{self.num_heads} heads of {self.head_dim} over {self.num_kv_heads} key heads: heads must be a "

@@ -25,10 +25,19 @@ HEADS = ("target", "shared", "own")
 """Output matrices: the target's rows, frozen; one trained matrix for all depths; one per depth."""
 
 
+MOST_PARTS = 64
+"""Heads, and blocks of a head: more are a slip of the pen, and would be made before anybody asks for memory."""
+
+
+def check_count(name: str, count: int) -> None:
+    """Raises `OptionError` for fewer than one or too many of something."""
+    if not 1 <= count <= MOST_PARTS:
+        raise OptionError(f"{name} is {count}; allowed: 1 to {MOST_PARTS}")
+
+
 def check_heads(num_depths: int, head: str) -> None:
     """Raises `OptionError` for what no family can be made of."""
-    if num_depths < 1:
-        raise OptionError(f"num_depths is {num_depths}: at least 1 is needed")
+    check_count("num_depths", num_depths)
     if head not in HEADS:
         raise OptionError(f"head is {head!r}; allowed: {', '.join(HEADS)}")
 
@@ -45,6 +54,7 @@ class HeadModule(DraftModule):
     def make_heads(self, head: str, width: int, num_depths: int) -> None:
         """Room for the output matrices, [U, width] each."""
         count = {"target": 0, "shared": 1, "own": num_depths}[head]
+        self.most_depths = num_depths
         matrices = nn.ModuleList(nn.Linear(width, len(self.draft_ids), bias=False) for _ in range(count))
         self.lm_heads = cast("Sequence[nn.Linear]", matrices)
         self._target_outputs: nn.Module | None = None

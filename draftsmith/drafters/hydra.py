@@ -22,7 +22,7 @@ from draftsmith.core.losses import LossReport, geometric_weights, label_loss, re
 from draftsmith.drafters.base import TargetInfo
 from draftsmith.drafters.draft_layer import LayerShape, RMSNorm, fill_normal
 from draftsmith.drafters.head_drafter import HeadDrafter
-from draftsmith.drafters.heads import HeadModule, check_heads, target_width
+from draftsmith.drafters.heads import HeadModule, check_count, check_heads, target_width
 from draftsmith.drafters.last_row import LastRowLayer
 from draftsmith.drafters.trainable import DepthDraft, LossOptions, TrainingBatch
 from draftsmith.errors import OptionError
@@ -52,8 +52,7 @@ class HydraConfig:
 
     def __post_init__(self) -> None:
         check_heads(self.num_depths, self.head)
-        if self.num_layers < 1:
-            raise OptionError(f"num_layers is {self.num_layers}: at least 1 is needed")
+        check_count("num_layers", self.num_layers)
         for name in ("feature_weight", "teacher_weight", "label_weight", "noise"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise OptionError(f"{name} is {getattr(self, name)}: at least 0 is needed")

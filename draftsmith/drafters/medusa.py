@@ -20,7 +20,7 @@ from torch import nn
 from draftsmith.core.losses import LossReport
 from draftsmith.drafters.base import TargetInfo
 from draftsmith.drafters.head_drafter import HeadDrafter
-from draftsmith.drafters.heads import HeadModule, check_heads, target_width
+from draftsmith.drafters.heads import HeadModule, check_count, check_heads, target_width
 from draftsmith.drafters.trainable import LossOptions
 from draftsmith.errors import OptionError
 from draftsmith.registry import read_options
@@ -43,8 +43,7 @@ class MedusaConfig:
 
     def __post_init__(self) -> None:
         check_heads(self.num_depths, self.head)
-        if self.num_layers < 1:
-            raise OptionError(f"num_layers is {self.num_layers}: at least 1 is needed")
+        check_count("num_layers", self.num_layers)
 
 
 @dataclass(frozen=True, kw_only=True)

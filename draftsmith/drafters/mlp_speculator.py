@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from draftsmith.drafters.base import TargetInfo
+from draftsmith.drafters.draft_layer import MOST_SIZE
 from draftsmith.drafters.head_drafter import HeadDrafter
 from draftsmith.drafters.heads import HeadModule, check_heads, target_width
 from draftsmith.drafters.trainable import LossOptions
@@ -42,8 +43,8 @@ class MlpSpeculatorConfig:
 
     def __post_init__(self) -> None:
         check_heads(self.num_depths, "own")
-        if self.inner_width < 1:
-            raise OptionError(f"inner_width is {self.inner_width}: at least 1 is needed")
+        if not 1 <= self.inner_width <= MOST_SIZE:
+            raise OptionError(f"inner_width is {self.inner_width}; allowed: 1 to {MOST_SIZE}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,11 @@ class SafetensorsFiles(ModelFiles):
         self.name = name or str(path)
         self.path = path
         config = read_json_object(path / "config.json")
+        if "draftsmith" in config and "model_type" not in config:
+            method = config.get("method")
+            raise ModelFileError(
+                f"{path} holds a drafter and no model; name a model, and --drafter {method}:path={path}"
+            )
         self._files = self._find_tensors()
         if config.get("tie_word_embeddings") is None and not any(
             name.endswith("lm_head.weight") for name in self._files

@@ -10,17 +10,30 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from draftsmith.errors import OptionError
 
 
 @contextmanager
 def staged_directory(path: Path) -> Iterator[Path]:
     """A fresh directory that takes the place of `path` when the block ends well, and goes when it does not.
 
-    Its files reach the disk first. Raises `OSError` as the system does.
+    Its files reach the disk first. Raises `OSError` as the system does, naming `path`.
     """
+    try:
+        with _staged(path) as staging:
+            yield staging
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+@contextmanager
+def _staged(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
@@ -41,6 +54,24 @@ def _replace(staging: Path, path: Path) -> None:
         staging.rename(path)
         return
     older = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    path.rename(older / path.name)
-    staging.rename(path)
-    shutil.rmtree(older, ignore_errors=True)
+    try:
+        path.rename(older / path.name)
+        staging.rename(path)
+    finally:
+        if not path.exists() and (older / path.name).exists():
+            (older / path.name).rename(path)
+        shutil.rmtree(older, ignore_errors=True)
+
+
+def check_replaceable(path: Path, *, is_ours: Callable[[Path], bool], what: str) -> None:
+    """Raise `OptionError` for a place that must never be replaced, whatever the user allows.
+
+    A file, the working directory or one above it, and a directory with files in it that `is_ours` does not know; `what`
+    says in the message what such a directory holds.
+    """
+    if not path.name or path.name == ".." or Path.cwd().is_relative_to(path.resolve()):
+        raise OptionError(f"output {path} is the working directory or one above it; give a directory of its own")
+    if path.exists() and not path.is_dir():
+        raise OptionError(f"output {path} is a file; give a directory")
+    if path.exists() and any(path.iterdir()) and not is_ours(path):
+        raise OptionError(f"output {path} exists and holds {what}; give another")

@@ -16,9 +16,9 @@ from typing import Any, final
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from draftsmith.errors import DataError
+from draftsmith.io.tensor_file import save_tensors
 from draftsmith.models.spellings import Spellings, vocabulary_digest
 
 FORMAT = 1
@@ -155,7 +155,7 @@ class CorpusWriter:
     def finish(self) -> None:
         """Write what is left, the counts, and last of all the file that makes the directory a corpus."""
         self._close_shard()
-        save_file({"answer_counts": self._counts}, self._path / COUNTS)
+        save_tensors({"answer_counts": self._counts}, self._path / COUNTS)
         about = {
             "draftsmith_data": FORMAT,
             "target": {
@@ -180,7 +180,7 @@ class CorpusWriter:
             "answer": torch.cat([mask for _, mask in self._texts]),
             "offsets": lengths.cumsum(0),
         }
-        save_file(arrays, self._path / name)
+        save_tensors(arrays, self._path / name)
         self._shards.append({"file": name, "texts": len(self._texts), "tokens": self._pending})
         self._texts, self._pending = [], 0
 

@@ -16,10 +16,10 @@ from typing import Any, final
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from draftsmith.drafters.base import Tap
 from draftsmith.errors import DataError
+from draftsmith.io.tensor_file import save_tensors
 from draftsmith.training.corpus import ABOUT, Corpus
 from draftsmith.training.features import LAST_HIDDEN, FeatureSource, MaskedText, TargetScorer, TextFeatures, narrow
 
@@ -149,9 +149,9 @@ class CachedFeatures(FeatureSource):
         tensors["log_total"] = torch.cat([item.log_total_L for item in found])
         tensors["offsets"] = torch.tensor([0, *(len(item.best_L) for item in found)]).cumsum(0)
         try:
-            _write_whole(self._file(shard), lambda path: save_file(tensors, path))
-        except (OSError, SafetensorError) as error:
-            raise DataError(f"{self._file(shard)}: cannot be written ({' '.join(str(error).split())})") from error
+            _write_whole(self._file(shard), lambda path: save_tensors(tensors, path))
+        except OSError as error:
+            raise DataError(f"{self._file(shard)}: cannot be written ({error.strerror or error})") from error
 
     def _read(self, shard: int, place: int) -> TextFeatures:
         try:

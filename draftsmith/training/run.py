@@ -18,13 +18,20 @@ from typing import Any
 
 import torch
 import yaml
-from safetensors import SafetensorError
 
 from draftsmith.drafters.base import TargetInfo
-from draftsmith.drafters.checkpoint import TARGET, drafter_class, load_module, module_class, save_module
+from draftsmith.drafters.checkpoint import (
+    TARGET,
+    drafter_class,
+    is_drafter,
+    load_module,
+    module_class,
+    save_module,
+)
 from draftsmith.drafters.rank_accuracy import KEY, rank_accuracies
 from draftsmith.drafters.trainable import DraftModule, frequent_ids
 from draftsmith.errors import DataError, DraftsmithError, OptionError
+from draftsmith.io.staging import check_replaceable
 from draftsmith.training.batches import BatchOrder, batches_by_length
 from draftsmith.training.card import model_card
 from draftsmith.training.corpus import Corpus
@@ -218,8 +225,8 @@ def finish(job: Job, trainer: Trainer) -> dict[str, Any]:
             },
             dtype=getattr(torch, settings.dtype),
         )
-    except (OSError, SafetensorError) as error:
-        problem = " ".join(str(error).split())
+    except OSError as error:
+        problem = error.strerror or error
         raise DraftsmithError(
             f"{settings.output}: cannot be written ({problem}); the trained state is in {settings.state_dir}"
         ) from error
@@ -260,10 +267,9 @@ def prepare_places(settings: TrainingSettings, *, restart: bool = False) -> None
 def check_output(settings: TrainingSettings, *, force: bool) -> None:
     """Raise `OptionError` for an output that would overwrite something not of this run."""
     output = settings.output
+    check_replaceable(output, is_ours=is_drafter, what="no drafter")
     if output.exists() and not force and not (settings.state_dir / LAST).exists():
         raise OptionError(f"output {output} exists; give another, or --force to replace it")
-    if output.exists() and not output.is_dir():
-        raise OptionError(f"output {output} is a file; give a directory")
 
 
 def _cached(job: Job, listener: Listener, together: Processes, tell: Callable[[str], None]) -> FeatureSource:

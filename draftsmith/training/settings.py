@@ -91,6 +91,8 @@ class TrainingSettings:
             value = getattr(self, name)
             if value is not None and value < low:
                 raise OptionError(f"{name} is {value}; allowed: at least {low}")
+        if self.seed >= 1 << 63:
+            raise OptionError(f"seed is {self.seed}; allowed: below 2^63")
         for name in ("max_seconds", "lr", "clip", "save_every"):
             value = getattr(self, name)
             if value is not None and not (0 < value < math.inf):
@@ -141,11 +143,13 @@ def settings_from(values: Mapping[str, Any], where: str) -> TrainingSettings:
         if key == "set":
             key = "configure"
         if key not in fields:
-            raise OptionError(f"{where}: unknown key {written!r}; known are {', '.join(sorted(fields))}")
+            known = sorted({"set" if name == "configure" else name.replace("_", "-") for name in fields})
+            raise OptionError(f"{where}: unknown key {written!r}; known are {', '.join(known)}")
         taken[key] = _convert(value, str(fields[key].type), f"{where}: {written}")
     missing = [key for key in ("method", "model", "data", "output") if taken.get(key) is None]
     if missing:
-        raise OptionError(f"{where}: {' and '.join(missing)} must be given")
+        options = " and ".join(f"--{key}" for key in missing)
+        raise OptionError(f"{where}: {options} must be given")
     return TrainingSettings(**taken)
 
 

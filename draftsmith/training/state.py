@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from draftsmith.drafters.trainable import DraftModule
 from draftsmith.errors import DataError, DraftsmithError
+from draftsmith.io.tensor_file import save_tensors
 
 FORMAT = "1"
 LAST, BEST, LOG = "last.safetensors", "best.safetensors", "train.jsonl"
@@ -28,7 +28,7 @@ def write_state(path: Path, tensors: Mapping[str, torch.Tensor], facts: Mapping[
     """Write tensors and plain values. Raises `DraftsmithError` when the disk does not take them."""
     staging = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        save_file(
+        save_tensors(
             {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
             staging,
             metadata={"format": FORMAT, "facts": json.dumps(facts)},
@@ -37,7 +37,7 @@ def write_state(path: Path, tensors: Mapping[str, torch.Tensor], facts: Mapping[
             os.fsync(file.fileno())
         staging.replace(path)
         _sync_directory(path.parent)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         kept = f"the last good state is {path}" if path.exists() else "there is no state yet"
         raise DraftsmithError(f"{path}: cannot be written ({_one_line(error)}); {kept}") from error
     finally:

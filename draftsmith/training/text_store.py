@@ -72,12 +72,18 @@ class TextStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        failed: OSError | None = None
         for file in (self._shard, self._drops, self._parking):
-            if file is not None:
-                os.fsync(file.fileno())
-                file.close()
+            try:
+                if file is not None:
+                    with file:
+                        os.fsync(file.fileno())
+            except OSError as problem:
+                failed = problem  # a full disk: what did not reach it is still in the file's buffer
         self._shard = self._drops = self._parking = None
         self._lock.close()
+        if failed is not None and error is None:
+            raise DataError(f"cannot write raw texts to {self.path}: {failed.strerror or failed}") from failed
 
     def texts(self) -> Iterator[Text]:
         """The texts that are kept, in order."""

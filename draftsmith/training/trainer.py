@@ -278,7 +278,9 @@ _TIMED_WARMUP = 20
 
 def loss_options(settings: TrainingSettings, module: DraftModule) -> LossOptions:
     """The method's own loss, with what the settings change."""
-    own = module.loss_defaults
+    own, most = module.loss_defaults, module.most_depths
+    if settings.depths is not None and most is not None and settings.depths > most:
+        raise OptionError(f"depths is {settings.depths}; this drafter has {most}: more by --set num_depths=N")
     return LossOptions(
         loss=settings.loss or own.loss,
         decay=own.decay if settings.decay is None else settings.decay,

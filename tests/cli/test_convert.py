@@ -1,6 +1,7 @@
 """`draftsmith convert`: there and back, what is printed, the check, and every mistake in one line."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -130,8 +131,18 @@ def test_mistakes(trained, tiny, tmp_path, complaint):
     assert "at least 1" in complaint("convert", trained, "-o", out, "--to", "eagle3", "--num-draft", "0")
     assert "no such directory" in complaint("convert", tmp_path / "gone", "-o", out, "-m", tiny)
     assert not out.exists()
+    out.mkdir()
+    (out / "thesis.txt").touch()
+    for more in ([], ["--force"]):
+        assert "holds no drafter" in complaint("convert", trained, "-o", out, "--to", "eagle3", *more)
+    for place in (".", "", "/"):
+        assert "working directory" in complaint("convert", trained, "-o", place, "--to", "eagle3", "--force")
+    shutil.rmtree(out)
+    assert f"--drafter eagle3:path={trained}" in complaint("generate", "-m", trained, "hello")
     assert run("convert", trained, "-o", out, "--to", "eagle3") == 0
     assert "--model NAME" in complaint("convert", out, "-o", tmp_path / "next")
+    words = ["convert", out, "-o", tmp_path / "next", "-m", tiny, "--set"]
+    assert "beyond the target's" in complaint(*words, "taps=0-1-99")
     assert "exists" in complaint("convert", trained, "-o", out, "--to", "eagle3")
     assert "is the source itself" in complaint("convert", out, "-o", out, "-m", tiny, "--force")
     assert "is a file" in complaint("convert", trained, "-o", out / "config.json", "--to", "eagle3", "--force")

@@ -201,8 +201,19 @@ def test_an_empty_corpus(words, complaint, tmp_path, tiny):
 def test_an_output_that_is_there(words, complaint, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").touch()
-    assert "--force" in complaint(*words)
-    assert (tmp_path / "out" / "thesis.txt").exists()
+    for more in ([], ["--force"]):
+        assert "holds no drafter" in complaint(*words, *more)
+        assert (tmp_path / "out" / "thesis.txt").exists()
+    for place in (".", "", "/"):
+        assert "working directory" in complaint(*words, "--force", "--output", place)
+
+
+def test_a_seed_or_depths_that_cannot_be(words, complaint):
+    assert "seed is" in complaint(*words, "--seed", 10**23)
+    heads = [
+        word if word != METHOD else "medusa" for word in words if word not in ("--set", "taps=0-1-2", "--depths", "2")
+    ]
+    assert "this drafter has 4" in complaint(*heads, "--depths", "99")
 
 
 @pytest.mark.parametrize(
@@ -215,7 +226,7 @@ def test_an_output_that_is_there(words, complaint, tmp_path):
         ("steps: true\n", "a whole number is needed"),
         ("lr: fast\n", "a number is needed"),
         ("set: taps\n", "a mapping"),
-        ("method: eagle3\n", "model and data and output must be given"),
+        ("method: eagle3\n", "--model and --data and --output must be given"),
         ("batch_tokens: 1\nbatch-tokens: 2\n", "twice"),
     ],
 )

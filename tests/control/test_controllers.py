@@ -1,5 +1,6 @@
 """One contract for every controller of the table."""
 
+import dataclasses
 import random
 
 import pytest
@@ -157,3 +158,13 @@ def test_fixed_is_fixed():
 def test_bad_options(text, complaint):
     with pytest.raises(OptionError, match=complaint):
         make(text)
+
+
+def test_no_option_is_not_a_number():
+    """A comparison with NaN is false whichever way it is written, so no range check sees it."""
+    for name in sorted(CONTROLLERS):
+        options = load_class(parse_selection(name, CONTROLLERS, "controller")).Options
+        for field in dataclasses.fields(options):
+            if "float" in str(field.type):
+                with pytest.raises(OptionError, match="nan"):
+                    read_options(options, {field.name: "nan"}, name)
