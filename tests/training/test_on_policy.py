@@ -159,7 +159,9 @@ def test_ranks_are_kept_where_trees_are_built_of_them(data, tmp_path):
 
     for method, changes in (("medusa", {"num_depths": "2"}), ("draft_model", STUDENT["configure"])):
         output = tmp_path / method
-        job, trainer = train(data, output, **{**STUDENT, "method": method, "configure": changes, "steps": 2})
+        job, trainer = train(
+            data, output, **{**STUDENT, "method": method, "configure": changes, "steps": 2, "depths": 2}
+        )
         if method == "draft_model":  # the toy's tokenizer has no files
             assert not job.module.needs_ranks
             continue

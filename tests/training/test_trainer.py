@@ -129,7 +129,7 @@ def test_killed_before_the_log_was_cut_the_log_holds_each_step_once(data, tmp_pa
 
 def _killed(data, output, at):
     """A run that is killed half-way through writing its state number `at`."""
-    save, written = states.save_file, []
+    save, written = states.save_tensors, []
 
     def save_half(tensors, path, metadata):
         written.append(path)
@@ -139,7 +139,7 @@ def _killed(data, output, at):
                 file.truncate(path.stat().st_size // 2)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    states.save_file = save_half
+    states.save_tensors = save_half
     train(data, output, validate_every=100)
 
 
