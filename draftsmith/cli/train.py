@@ -7,11 +7,9 @@ Invariant: what is wrong with options, data or places is told in one line before
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import json
 import logging
-import platform
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,8 +28,6 @@ if TYPE_CHECKING:
     from draftsmith.training.run import Job
     from draftsmith.training.trainer import Trainer
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-_LARGE = 32 << 20  # bytes, the most that the C library takes as a threshold
 _NOT_SETTINGS = frozenset({"recipe", "set", "plan", "force", "json"})
 
 
@@ -44,7 +40,6 @@ def run(options: TrainOptions) -> int:
 
     module_class(settings.method)
     check_output(settings, force=options.force)
-    keep_freed_memory()
     with processes() as together:
         model, target = load_target(settings)
         job = prepare(settings, target, together)
@@ -144,18 +139,6 @@ def _loader(settings: TrainingSettings) -> Callable[[str], LoadedModel]:
     from draftsmith.engine.loading import load_model
 
     return lambda name: load_model(name, backend=settings.backend, threads=settings.threads)
-
-
-def keep_freed_memory() -> None:
-    """Have the C library keep memory that was freed: each step's tensors would be mapped and cleared anew.
-
-    Not the largest, though: a gradient of a whole vocabulary, made and freed among smaller blocks in every step, finds
-    its place in a kept heap taken each time, and the heap grew by 113 MB a step until the system ended the run.
-    """
-    if platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)
-        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def _print_plan(job: Job, *, as_json: bool) -> int:
