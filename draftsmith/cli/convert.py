@@ -79,10 +79,10 @@ def choices_of(options: ConvertOptions) -> Choices:
 
 
 def _check_places(options: ConvertOptions) -> None:
-    from draftsmith.io.staging import check_replaceable
+    from draftsmith.io.staging import check_drafter_output
 
     output = options.output
-    check_replaceable(output, is_ours=lambda path: (path / "config.json").exists(), what="no drafter")
+    check_drafter_output(output, is_drafter=lambda path: (path / "config.json").exists())
     if output.exists() and output.resolve() == Path(options.source).expanduser().resolve():
         raise OptionError(f"output {output} is the source itself; give another directory")
     if output.exists() and not options.force:

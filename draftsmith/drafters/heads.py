@@ -54,7 +54,6 @@ class HeadModule(DraftModule):
     def make_heads(self, head: str, width: int, num_depths: int) -> None:
         """Room for the output matrices, [U, width] each."""
         count = {"target": 0, "shared": 1, "own": num_depths}[head]
-        self.most_depths = num_depths
         matrices = nn.ModuleList(nn.Linear(width, len(self.draft_ids), bias=False) for _ in range(count))
         self.lm_heads = cast("Sequence[nn.Linear]", matrices)
         self._target_outputs: nn.Module | None = None
@@ -86,6 +85,10 @@ class HeadModule(DraftModule):
         """Tokens that can be drafted in a row."""
         count: int = self.config.num_depths
         return count
+
+    @property
+    def most_depths(self) -> int:
+        return self.num_depths
 
     @property
     def needs(self) -> frozenset[Tap]:

@@ -126,8 +126,6 @@ class DraftModule(nn.Module, ABC):
     loss_defaults: ClassVar[LossOptions] = LossOptions()
     tunes_target: ClassVar[bool] = False
     """It changes its target, which is then a model of its own: the one in its directory, see `Layout.target`."""
-    most_depths: int | None = None
-    """Tokens that can be drafted in a row; None where any number can."""
     needs_ranks: ClassVar[bool] = False
     """Its drafter builds static trees from how often the candidate of each rank is right."""
     draft_ids: torch.Tensor
@@ -164,6 +162,11 @@ class DraftModule(nn.Module, ABC):
     @abstractmethod
     def initialise(self, target: TargetInfo, generator: torch.Generator) -> None:
         """Fill the weights to train from: drawn from `generator`, or copied from the target where that helps."""
+
+    @property
+    def most_depths(self) -> int | None:
+        """Tokens that can be drafted in a row; None where any number can."""
+        return None
 
     @property
     @abstractmethod

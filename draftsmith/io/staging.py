@@ -63,15 +63,14 @@ def _replace(staging: Path, path: Path) -> None:
         shutil.rmtree(older, ignore_errors=True)
 
 
-def check_replaceable(path: Path, *, is_ours: Callable[[Path], bool], what: str) -> None:
+def check_drafter_output(path: Path, *, is_drafter: Callable[[Path], bool]) -> None:
     """Raise `OptionError` for a place that must never be replaced, whatever the user allows.
 
-    A file, the working directory or one above it, and a directory with files in it that `is_ours` does not know; `what`
-    says in the message what such a directory holds.
+    A file, the working directory or one above it, and a directory that holds files and no drafter.
     """
     if not path.name or path.name == ".." or Path.cwd().is_relative_to(path.resolve()):
         raise OptionError(f"output {path} is the working directory or one above it; give a directory of its own")
     if path.exists() and not path.is_dir():
         raise OptionError(f"output {path} is a file; give a directory")
-    if path.exists() and any(path.iterdir()) and not is_ours(path):
-        raise OptionError(f"output {path} exists and holds {what}; give another")
+    if path.exists() and any(path.iterdir()) and not is_drafter(path):
+        raise OptionError(f"output {path} exists and holds no drafter; give another")

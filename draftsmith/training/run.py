@@ -31,7 +31,7 @@ from draftsmith.drafters.checkpoint import (
 from draftsmith.drafters.rank_accuracy import KEY, rank_accuracies
 from draftsmith.drafters.trainable import DraftModule, frequent_ids
 from draftsmith.errors import DataError, DraftsmithError, OptionError
-from draftsmith.io.staging import check_replaceable
+from draftsmith.io.staging import check_drafter_output
 from draftsmith.training.batches import BatchOrder, batches_by_length
 from draftsmith.training.card import model_card
 from draftsmith.training.corpus import Corpus
@@ -267,7 +267,7 @@ def prepare_places(settings: TrainingSettings, *, restart: bool = False) -> None
 def check_output(settings: TrainingSettings, *, force: bool) -> None:
     """Raise `OptionError` for an output that would overwrite something not of this run."""
     output = settings.output
-    check_replaceable(output, is_ours=is_drafter, what="no drafter")
+    check_drafter_output(output, is_drafter=is_drafter)
     if output.exists() and not force and not (settings.state_dir / LAST).exists():
         raise OptionError(f"output {output} exists; give another, or --force to replace it")
 

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 
 from draftsmith.errors import OptionError
 from draftsmith.io import tensor_file
-from draftsmith.io.staging import check_replaceable, staged_directory
+from draftsmith.io.staging import check_drafter_output, staged_directory
 from draftsmith.io.tensor_file import save_tensors
 
 
@@ -18,7 +18,7 @@ def holds_a_mark(path):
 
 
 def check(path):
-    check_replaceable(path, is_ours=holds_a_mark, what="no drafter")
+    check_drafter_output(path, is_drafter=holds_a_mark)
 
 
 @pytest.mark.parametrize("place", ["", ".", "..", "/", "../.."])
