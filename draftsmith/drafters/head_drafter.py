@@ -25,7 +25,7 @@ from draftsmith.drafters.growth import Growth, verifies_trees
 from draftsmith.drafters.heads import HeadModule
 from draftsmith.drafters.own_rows import OwnRows
 from draftsmith.drafters.rank_accuracy import read_accuracies
-from draftsmith.drafters.rows_choice import prepare_heads
+from draftsmith.drafters.rows_choice import check_bits, prepare_heads
 from draftsmith.drafters.shapes import AUTO, CHAIN, Shapes, is_branching
 from draftsmith.drafters.shipped import weights_for
 from draftsmith.drafters.trainable import TrainableDrafter
@@ -50,8 +50,7 @@ class HeadOptions:
     def __post_init__(self) -> None:
         if self.max_draft < 1:
             raise OptionError(f"max_draft is {self.max_draft}; it must be at least 1")
-        if self.bits not in (4, 8):
-            raise OptionError(f"bits is {self.bits}; allowed: 8 or 4")
+        check_bits(self.bits)
         parts = self.tree.split("x")
         if self.tree not in (AUTO, CHAIN) and not all(part.isdecimal() and int(part) > 0 for part in parts):
             raise OptionError(

@@ -13,7 +13,14 @@ from draftsmith.drafters.packed_linear import pack_linears, target_outputs
 from draftsmith.drafters.recurrent_module import RecurrentModule
 from draftsmith.drafters.rows import RowRunner
 from draftsmith.drafters.torch_rows import TorchRows
+from draftsmith.errors import OptionError
 from draftsmith.models.native import NativeBackend
+
+
+def check_bits(bits: int) -> None:
+    """Raises `OptionError` unless weights can be quantised to that many bits."""
+    if bits not in (4, 8):
+        raise OptionError(f"bits is {bits}; allowed: 8 or 4")
 
 
 def make_runner(module: RecurrentModule, target: TargetInfo, bits: int) -> RowRunner:

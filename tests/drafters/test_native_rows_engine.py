@@ -16,7 +16,7 @@ from tests.models.native_models import Model, make_native
 
 PROMPTS = [list(b"You are a helpful machine. Who?"), list(b"You are a helpful machine. What?"), [7], list(b"abcabc")]
 SAMPLINGS: list[dict[str, Any]] = [{}, {"temperature": 0.9}]
-SELECTIONS = ["eagle3", "eagle3:bits=4:tree=dynamic:top_k=3:depth=3", "eagle2", "eagle1:tree=3x2", "mtp:max_draft=3"]
+SELECTIONS = ["eagle3", "eagle3:bits=8:tree=dynamic:top_k=3:depth=3", "eagle2", "eagle1:tree=3x2", "mtp:max_draft=3"]
 FIELDS = {"head_dim": 16, "width": 32, "vocab_size": VOCAB}
 
 
