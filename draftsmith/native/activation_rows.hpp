@@ -33,11 +33,20 @@ using Floats = Lines<float>;
 inline std::size_t at(int row, int stride) { return static_cast<std::size_t>(row) * static_cast<std::size_t>(stride); }
 inline int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
 
+constexpr int FEW_ROWS = 3;  // that every thread prepares for itself, which is cheaper than to meet at a barrier
+
 // A block of rows is multiplied at once.
 inline int num_blocks(int rows, int most) { return (rows + most - 1) / most; }
 // Blocks of nearly equal size.
 inline int block_start(int block, int blocks, int rows) {
     return static_cast<int>(static_cast<std::int64_t>(block) * rows / blocks);
+}
+inline int block_of(int row, int blocks, int rows) {
+    return static_cast<int>((static_cast<std::int64_t>(row + 1) * blocks - 1) / rows);
+}
+
+inline void add_tile(float* x, const float* y) {
+    for (int i = 0; i < TILE; ++i) x[i] += y[i];
 }
 
 // Packed weights that share an input, their outputs side by side; the bias is empty or as long as all outputs.
@@ -84,6 +93,15 @@ struct Quantised {
                 &half_starts[2 * cell]};
     }
 };
+
+// Whole groups of a row's inputs, `values` from input `first` on, to where its block has them.
+inline void quantise_inputs(const Kernels& kernels, const float* values, int first, int size, int row, int num_rows,
+                            Quantised& target, int groups) {
+    const int blocks = num_blocks(num_rows, kernels.max_block_rows), block = block_of(row, blocks, num_rows);
+    const int start = block_start(block, blocks, num_rows), end = block_start(block + 1, blocks, num_rows);
+    Activations activations = target.block(start, end - start, groups);
+    kernels.quantise(values - first, first / GROUP, (first + size) / GROUP, row - start, activations);
+}
 
 // out [rows][16 * num_tiles], `stride` from row to row: the products of an input's rows with neighbouring tiles.
 inline void multiply_blocks(const Kernels& kernels, const Packed& weights, int first_tile, int num_tiles,

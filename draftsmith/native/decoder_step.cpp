@@ -8,12 +8,6 @@
 namespace draftsmith {
 namespace {
 
-inline void add_tile(float* x, const float* y) {
-    for (int i = 0; i < TILE; ++i) x[i] += y[i];
-}
-
-constexpr int FEW_ROWS = 3;  // that every thread prepares for itself
-
 std::size_t element_bytes(CacheType type) { return type == CacheType::FLOAT ? 4 : 2; }
 
 }  // namespace

@@ -42,12 +42,8 @@ void PackedLinear::multiply(const float* x, int rows, float* out) {
 
 // A row's inputs end where they may; its last group ends with zeros.
 void PackedLinear::quantise(const float* x, int row, int rows, Floats& padded) {
-    const int blocks = num_blocks(rows, kernels_->max_block_rows), groups = weights_->groups();
-    const int block = static_cast<int>((static_cast<std::int64_t>(row + 1) * blocks - 1) / rows);
-    const int start = block_start(block, blocks, rows), end = block_start(block + 1, blocks, rows);
-    Activations activations = codes_.block(start, end - start, groups);
     std::memcpy(padded.data(), x + at(row, weights_->inputs()), at(weights_->inputs(), sizeof(float)));
-    kernels_->quantise(padded.data(), 0, groups, row - start, activations);
+    quantise_inputs(*kernels_, padded.data(), 0, weights_->groups() * GROUP, row, rows, codes_, weights_->groups());
 }
 
 void PackedLinear::tiles(int first, int end, int rows, float* out, Floats& part) {

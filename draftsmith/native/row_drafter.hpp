@@ -19,7 +19,6 @@
 
 namespace draftsmith {
 
-constexpr int FEW_ROWS = 3;    // that every thread prepares for itself, which is cheaper than to meet at a barrier
 constexpr int STRETCH = 256;   // outputs of the head whose likeliest is looked for by one thread
 
 // A row has an embedding e of its token and a feature h: the target's, of a true row, or its parent's output.
@@ -161,7 +160,7 @@ class RowDrafter {
     };
 
     void settle(bool owns_head);
-    // Planning.
+    // Planning, row_drafter_plan.cpp.
     void check_idle() const;
     bool knows_last(std::int64_t sequence) const;
     void check_token(std::int32_t token) const;
@@ -198,7 +197,9 @@ class RowDrafter {
     Best look_at(const float* logits, int first, int count, Worker& worker) const;
     bool pick(const Pass& pass, int step, Worker& worker);
     void quantise(const float* values, int first_input, int size, int row, int num_rows, Quantised& target,
-                  int groups) const;
+                  int groups) const {
+        quantise_inputs(*kernels_, values, first_input, size, row, num_rows, target, groups);
+    }
     void multiply(const Packed& weights, int first_tile, int num_tiles, Quantised& input, int num_rows, float* out,
                   int stride) const {
         multiply_blocks(*kernels_, weights, first_tile, num_tiles, input, num_rows, out, stride);

@@ -10,10 +10,6 @@
 namespace draftsmith {
 namespace {
 
-inline void add_tile(float* x, const float* y) {
-    for (int i = 0; i < TILE; ++i) x[i] += y[i];
-}
-
 constexpr std::size_t TILE_BYTES = TILE * sizeof(float);
 
 }  // namespace
@@ -43,17 +39,6 @@ void RowDrafter::visit(int num_rows, Worker& worker, Visit visit) {
     }
     pool_->each(worker.thread, num_rows, 1, [&](int row) { visit(row, true); });
     pool_->barrier();
-}
-
-// Quantises `size` inputs of one of `num_rows` rows, whole groups, from the first of them on.
-void RowDrafter::quantise(const float* values, int first_input, int size, int row, int num_rows, Quantised& target,
-                          int groups) const {
-    const int blocks = num_blocks(num_rows, kernels_->max_block_rows);
-    const int block = static_cast<int>((static_cast<std::int64_t>(row + 1) * blocks - 1) / num_rows);
-    const int start = block_start(block, blocks, num_rows), end = block_start(block + 1, blocks, num_rows);
-    Activations activations = target.block(start, end - start, groups);
-    const int first = first_input / GROUP;
-    kernels_->quantise(values - first * GROUP, first, first + size / GROUP, row - start, activations);
 }
 
 // ---- a row's input ------------------------------------------------------------------------------
