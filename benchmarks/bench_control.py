@@ -25,7 +25,7 @@ import json
 import random
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,25 @@ class Models:
         return table
 
 
+def _tell_errors(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    levels = sorted(point["machine"] for point in found)
+    say(f"a forward of {ANCHOR_ROWS} rows took {levels[0]:.2f} to {levels[-1]:.2f} of what was calibrated")
+    result: dict[str, Any] = {"machine": [levels[0], statistics.median(levels), levels[-1]]}
+    for name, keep in (
+        ("one sequence", lambda point: point["requests"] == 1),
+        ("batches", lambda p: p["requests"] > 1),
+    ):
+        for kind in ("error", "error_in_seconds"):
+            part = sorted(abs(point[kind]) for point in found if keep(point))
+            result[f"{name}, {kind}"] = {"median": statistics.median(part), "p90": part[int(0.9 * len(part))]}
+            say(f"{name}: median {kind} {100 * statistics.median(part):.1f} %, 90 % within "
+                f"{100 * part[int(0.9 * len(part))]:.1f} %, {len(part)} points")  # fmt: skip
+    for low, high in ((1, 8), (9, 16), (17, 32), (33, 64)):
+        part = [abs(point["error"]) for point in found if low <= point["rows"] <= high]
+        say(f"  rows {low}-{high}: {100 * statistics.median(part):.1f} %")
+    return result
+
+
 def costs(options: argparse.Namespace) -> dict[str, Any]:
     """Errors of predicted forwards: random rows, contexts and batches that calibration never saw.
 
@@ -155,22 +174,7 @@ def costs(options: argparse.Namespace) -> dict[str, Any]:
             compare([(number, rows) for number in range(1, 1 + count)], 300)
     finally:
         forwards.close()
-    levels = sorted(point["machine"] for point in found)
-    say(f"a forward of {ANCHOR_ROWS} rows took {levels[0]:.2f} to {levels[-1]:.2f} of what was calibrated")
-    result: dict[str, Any] = {"points": found, "machine": [levels[0], statistics.median(levels), levels[-1]]}
-    for name, keep in (
-        ("one sequence", lambda point: point["requests"] == 1),
-        ("batches", lambda p: p["requests"] > 1),
-    ):
-        for kind in ("error", "error_in_seconds"):
-            part = sorted(abs(point[kind]) for point in found if keep(point))
-            result[f"{name}, {kind}"] = {"median": statistics.median(part), "p90": part[int(0.9 * len(part))]}
-            say(f"{name}: median {kind} {100 * statistics.median(part):.1f} %, 90 % within "
-                f"{100 * part[int(0.9 * len(part))]:.1f} %, {len(part)} points")  # fmt: skip
-    for low, high in ((1, 8), (9, 16), (17, 32), (33, 64)):
-        part = [abs(point["error"]) for point in found if low <= point["rows"] <= high]
-        say(f"  rows {low}-{high}: {100 * statistics.median(part):.1f} %")
-    return result
+    return {"points": found} | _tell_errors(found)
 
 
 def fixed_lengths(options: argparse.Namespace) -> list[str]:

@@ -48,13 +48,7 @@ def compare(
     if not set(names[0]) & set(names[1]):
         raise UserError("the two runs have no prompt in common")
     sides = [_by_item(run, named) for run, named in zip((first, second), names, strict=True)]
-    shared = [item for item in sides[0] if item in sides[1]]
-    shared = [item for item in shared if all(arm in side[item] for side in sides for arm in arms)]
-    if not shared:
-        raise UserError(
-            "no block of prompts was finished by both runs with every arm they share; runs are compared block by "
-            "block, so they need the same prompts and the same concurrency"
-        )
+    shared = _finished_by_both(sides, arms)
 
     def interval(above: Sequence[_Rates], below: Sequence[_Rates]) -> dict[str, Any] | None:
         if not all(sum(column) > 0 for rates in (*above, *below) for column in zip(*rates, strict=True)):
@@ -89,6 +83,18 @@ def compare(
         "hardware": _changes(first.config["hardware"], second.config["hardware"]),
         "results": results,
     }
+
+
+def _finished_by_both(sides: Sequence[Mapping[Item, Mapping[str, Any]]], arms: Sequence[str]) -> list[Item]:
+    shared = [
+        item for item in sides[0] if item in sides[1] and all(arm in side[item] for side in sides for arm in arms)
+    ]
+    if not shared:
+        raise UserError(
+            "no block of prompts was finished by both runs with every arm they share; runs are compared block by "
+            "block, so they need the same prompts and the same concurrency"
+        )
+    return shared
 
 
 def _by_item(measured: Measured, names: Sequence[Hashable]) -> dict[Item, dict[str, tuple[float, float]]]:
