@@ -144,6 +144,7 @@ def _loader(settings: TrainingSettings) -> Callable[[str], LoadedModel]:
 def _print_plan(job: Job, *, as_json: bool) -> int:
     from draftsmith.training.plan import make_plan
 
+    note("timing a few steps of this run")
     plan = make_plan(job)
     if as_json:
         print(json.dumps(plan.as_json()))

@@ -1,7 +1,7 @@
 """What a run will take, before it starts: parameters, disk, memory, time.
 
-Called by `cli.train --plan`. Times come from a few real steps on the run's own batches; nothing is written and no
-weight changes. Invariant: an estimate says what it rests on.
+Called by `cli.train --plan`. Times come from a few real steps on the run's own batches, fewer where one takes long;
+nothing is written and no weight changes. Invariant: an estimate says what it rests on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from draftsmith.training.processes import Processes
 from draftsmith.training.run import Job
 from draftsmith.training.trainer import loss_options
 
-TRIAL_BATCHES = 3
+_TRIAL_BATCHES = 3
+_TRIAL_SECONDS = 20.0  # after which no further batch is begun
 _STATE_BYTES_PER_WEIGHT = 12
 """Weight, first and second moment, in float32."""
 _WEIGHT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -26,7 +27,9 @@ _WEIGHT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Bytes, seconds and counts of a run. `seconds` excludes validations; `cache_seconds` is filling the cache once."""
+    """Bytes, seconds and counts of a run. `seconds` excludes validations; `cache_seconds` is filling the cache once;
+    `tried`: steps that times come from.
+    """
 
     parameters: int
     texts: int
@@ -44,6 +47,7 @@ class Plan:
     cache_seconds: float
     written_tokens: int
     writing_tokens_per_second: float
+    tried: int
 
     def lines(self) -> list[tuple[str, str]]:
         """What to print."""
@@ -54,7 +58,7 @@ class Plan:
             ("steps", f"{self.steps:,} over {self.trained_tokens:,} tokens" if timed else "as many as the time allows"),
             ("disk", f"drafter {_size(self.drafter_bytes)}, state {_size(self.state_bytes)}, "
                      f"cache {_size(self.cache_bytes)}"),
-            ("memory", f"{_size(self.memory_bytes)} at the peak of {TRIAL_BATCHES} trial steps"),
+            ("memory", f"{_size(self.memory_bytes)} at the peak of {self.tried} trial steps"),
             ("speed", f"{self.tokens_per_second:,.0f} tokens/s training, {self.feature_tokens_per_second:,.0f} "
                       "tokens/s scoring by the target"),
         ]  # fmt: skip
@@ -76,7 +80,7 @@ class Plan:
 def make_plan(job: Job) -> Plan:
     """Time a few steps and work out the rest."""
     settings, module = job.settings, job.module
-    scoring, training, tokens = _trial(job)
+    scoring, training, tokens, tried = _trial(job)
     parameters = sum(parameter.numel() for parameter in module.parameters())
     num_tokens = sum(int(job.corpus.lengths[index]) for index in job.kept)
     per_batch = num_tokens / max(1, job.order.num_batches(1))
@@ -109,6 +113,7 @@ def make_plan(job: Job) -> Plan:
         cache_seconds=num_tokens / feature_rate if cached else 0.0,
         written_tokens=written,
         writing_tokens_per_second=writing_rate,
+        tried=tried,
     )
 
 
@@ -126,7 +131,7 @@ def _written(job: Job, trained: int) -> tuple[int, float]:
     settings = job.settings
     if not settings.on_policy:
         return 0, 0.0
-    numbers = [number for number in range(1 << 12) if is_rewritten(number, settings.on_policy)][:TRIAL_BATCHES]
+    numbers = [number for number in range(1 << 12) if is_rewritten(number, settings.on_policy)][:_TRIAL_BATCHES]
     source = OnPolicyFeatures(job.online, settings, job.module, job.order, job.scorer, job.target.eos_ids, Processes())
     began = time.perf_counter()
     texts = source.write(numbers, lambda: False) or {}
@@ -137,15 +142,15 @@ def _written(job: Job, trained: int) -> tuple[int, float]:
     return int(trained * settings.on_policy * per_token), max(1, answers) / seconds
 
 
-def _trial(job: Job) -> tuple[float, float, int]:
-    """Seconds of scoring, seconds of training, and tokens, of a few batches after a first one that warms up."""
+def _trial(job: Job) -> tuple[float, float, int, int]:
+    """Seconds of scoring, seconds of training, tokens and number of a few batches, after one text that warms up."""
     settings, options = job.settings, loss_options(job.settings, job.module)
     scoring = training = 0.0
-    tokens = 0
-    for number in range(TRIAL_BATCHES + 1):
+    tokens = tried = 0
+    for number in range(_TRIAL_BATCHES + 1):
         indices = job.order.batch(number)
         began = time.perf_counter()
-        batch = job.online.batch(indices)
+        batch = job.online.batch(indices if number else indices[:1])
         scored = time.perf_counter()
         with torch.autocast("cpu", torch.bfloat16, enabled=settings.compute == "bfloat16"):
             loss = job.module.loss(batch, options).loss
@@ -154,9 +159,11 @@ def _trial(job: Job) -> tuple[float, float, int]:
         ended = time.perf_counter()
         if number:
             scoring, training = scoring + scored - began, training + ended - scored
-            tokens += int(batch.lengths_B.sum())
+            tokens, tried = tokens + int(batch.lengths_B.sum()), number
+        if scoring + training > _TRIAL_SECONDS:
+            break
     job.module.zero_grad(set_to_none=True)
-    return scoring, training, tokens
+    return scoring, training, tokens, tried
 
 
 def _size(number: int) -> str:

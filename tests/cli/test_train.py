@@ -12,6 +12,7 @@ import torch
 import yaml
 
 from draftsmith.engine.loading import load_model
+from draftsmith.training import plan as plan_module
 from draftsmith.training.corpus import CorpusTarget, CorpusWriter, vocabulary_digest
 from tests.cli.tiny import ALPHABET, ENVIRONMENT, command, run
 from tests.io.samples import TOKENS
@@ -126,7 +127,14 @@ def test_a_plan_is_told_and_nothing_begins(words, tmp_path, capsys):
     assert plan["parameters"] > 1000
     assert plan["seconds"] > 0
     assert plan["cache_bytes"] > 0
+    assert plan["tried"] == 3
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_of_slow_steps_times_one_of_them(words, monkeypatch, capsys):
+    monkeypatch.setattr(plan_module, "_TRIAL_SECONDS", 0.0)
+    assert run(*words, "--plan", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["tried"] == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
