@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import control_overhead
-from control_arms import Arm, Block, demo_questions, file_questions, identical, make_arms, run_blocks, say
+from control_arms import Arm, Block, demo_questions, file_questions, identical, make_arms, over, run_blocks, say
 
 from draftsmith.bench.environment import MachineLoad, hardware, versions
 from draftsmith.control.cost_table import CostTable
@@ -56,6 +56,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, action="append", help="requests at once; repeatable [1, 4, 8]")
     parser.add_argument("--prompts", default="builtin", help="questions for mixed and rows")
     parser.add_argument("--per-category", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=1, help="times that mixed asks its questions")
     parser.add_argument("--new-tokens", type=int, default=128, help="of questions from a file")
     parser.add_argument(
         "--demo-tokens", type=int, default=1024, help="most of the demo's, which have limits of their own"
@@ -192,6 +193,7 @@ def mixed(options: argparse.Namespace) -> dict[str, Any]:
             engine = arms[0].engine
             questions = file_questions(engine, options.prompts, options.per_category, options.new_tokens)
             questions += demo_questions(engine, ("rewriting code",), max(len(questions) // 8, 3), options.demo_tokens)
+            questions *= options.rounds
             random.Random(options.seed).shuffle(questions)
             if batch > 1:
                 questions.sort(key=lambda question: question.category)  # so that a block has a category
@@ -213,7 +215,7 @@ def _mixed_result(arms: Sequence[Arm]) -> dict[str, Any]:
         def keep(block: Block, category: str = category) -> bool:
             return block.categories[0] == category
 
-        by_category[category] = auto.rate(keep) / arms[0].rate(keep)
+        by_category[category] = over(auto, arms[0], keep)
     result = {
         "rates": rates,
         "best_fixed": best,
@@ -223,9 +225,11 @@ def _mixed_result(arms: Sequence[Arm]) -> dict[str, Any]:
         "parts": {arm.name: arm.parts() for arm in arms},
         "identical": identical(arms),
     }
-    worst = min(by_category, key=by_category.__getitem__)
+    worst = min(by_category, key=lambda name: by_category[name][0])
+    low, high = by_category[worst][1:]
     say(f"auto {rates['auto']:.1f}, best fixed {best} {rates[best]:.1f}: {result['auto_over_best_fixed']:.3f}; over "
-        f"plain {result['auto_over_plain']:.3f}, worst category {worst} {by_category[worst]:.3f}")  # fmt: skip
+        f"plain {result['auto_over_plain']:.3f}, worst category {worst} {by_category[worst][0]:.3f} "
+        f"({low:.2f}-{high:.2f})")  # fmt: skip
     return result
 
 

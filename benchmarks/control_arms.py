@@ -17,6 +17,7 @@ from typing import Any
 from draftsmith.bench.demo_prompts import DEMO_PROMPTS
 from draftsmith.bench.environment import Settling
 from draftsmith.bench.prompts import load_prompts
+from draftsmith.core.intervals import rates_interval
 from draftsmith.core.stats import EventLog
 from draftsmith.engine.engine import Engine, EngineSettings
 from draftsmith.engine.loading import LoadedModel
@@ -116,6 +117,17 @@ def run_blocks(arms: Sequence[Arm], questions: Sequence[Question], batch: int, s
             arm.blocks.append(Block(categories, tokens, seconds, ids, arm.engine.take_events()))
         so_far = ", ".join(f"{arm.name} {arm.rate():.1f}" for arm in arms)
         say(f"  {start + len(block)}/{len(questions)}: {so_far}")
+
+
+def over(arm: Arm, other: Arm, keep: Callable[[Block], bool]) -> tuple[float, float, float]:
+    """How many times as fast one arm is as the other on the blocks kept, with the ends of its 95 % interval."""
+    pairs = [
+        ((float(left.tokens), left.seconds), (float(right.tokens), right.seconds))
+        for left, right in zip(arm.blocks, other.blocks, strict=True)
+        if keep(left)
+    ]
+    found = rates_interval([[left for left, _ in pairs]], [[right for _, right in pairs]])
+    return found.ratio, found.low, found.high
 
 
 def identical(arms: Sequence[Arm]) -> dict[str, int]:
