@@ -21,6 +21,7 @@ MIN_REACH = 0.02
 """A node less likely to be accepted than this is not worth looking at."""
 SETTLED_PENDING = 32
 """Tokens to read first that are no start: a spell without drafting, a rejected tail."""
+_START_SHARE = 0.05  # of a plain step, guessed for reading one token of a prompt, before any start was seen
 _PLAN_DEPTHS = 10
 _PLAN_STEPS = 16  # steps that a tree once planned is used for
 TreePlan: TypeAlias = list[tuple[float, tuple[int, ...]]]
@@ -76,6 +77,11 @@ class DrafterState:
     def cost_of(self, is_tree: bool) -> DraftCost:
         """Trees nobody has timed yet cost what chains do."""
         return self.tree_cost if is_tree and self.tree_cost.is_timed else self.cost
+
+    def start_seconds(self, pending: int, plain: float) -> float:
+        """What reading so many tokens first takes; a guess by a plain step's seconds before any start was seen."""
+        each = self.cost.pending
+        return pending * (_START_SHARE * plain if each is None else each)
 
     def observe(self, requests: Sequence[RequestState], depth: int, is_tree: bool, seconds: float) -> float:
         """Learn what drafting for these took; returns what it is estimated to take in the middle of a spell.

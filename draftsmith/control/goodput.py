@@ -29,7 +29,6 @@ _PROBE_NODES = 2
 _ENCORES = 2  # probes of a request at once after one that was right
 _EARLY = 0.5  # of the distance after which a request probes along with another
 _PROBE_SHARE = 0.1  # of the time since the last look that reading up for a probe may take
-_START_SHARE = 0.05  # of a plain step, guessed for reading one token of a prompt, before any start was seen
 _VENTURE = 0.25  # of what is left to write: so much a first start may cost by that guess
 _ANSWER_TOKENS = 128.0  # how long an answer is taken to be, before any has ended
 _BARREN = 4  # looks in a row of which nothing was worth a row, after which a request may rest
@@ -183,7 +182,7 @@ class GoodputController(Controller):
         forward = self._pricing.rows.seconds(num_requests)
         look = cost.seconds(num_requests, depth)
         if request.pending > SETTLED_PENDING:
-            look += request.pending * (_START_SHARE * forward if cost.pending is None else cost.pending)
+            look += request.drafter.start_seconds(request.pending, forward)
         return look <= self._options.cheap_look * forward
 
     def _may_branch(self, drafter: DrafterState) -> bool:
@@ -269,9 +268,8 @@ class GoodputController(Controller):
         # An answer that has gone on for long goes on for about as long again.
         expected = max(self._answers - request.emitted, 0.5 * request.emitted, 8.0)
         left = min(expected, float(signal.remaining or signal.max_draft + 1))
-        each = drafter.cost.pending
-        start = signal.pending * (_START_SHARE * plain if each is None else each)
-        if each is None and start <= _VENTURE * left * plain:
+        start = drafter.start_seconds(signal.pending, plain)
+        if drafter.cost.pending is None and start <= _VENTURE * left * plain:
             return True  # what a start really costs is worth knowing
         reaches = drafter.chain(request.odds, most)
         nodes = [(reach, -depth, 0) for depth, reach in enumerate(reaches, start=1)]
@@ -287,8 +285,7 @@ class GoodputController(Controller):
         if signal.pending <= SETTLED_PENDING:
             return True
         plain = self._pricing.plain_seconds(self._num_requests)
-        each = request.drafter.cost.pending
-        start = signal.pending * (_START_SHARE * plain if each is None else each)
+        start = request.drafter.start_seconds(signal.pending, plain)
         return start <= _PROBE_SHARE * request.plain_tokens * plain
 
     def _stop_for(self, request: RequestState, count: int) -> _Stop:
