@@ -263,3 +263,5 @@ def _in_turn(prompts: tuple[DemoPrompt, ...]) -> tuple[DemoPrompt, ...]:
 
 
 DEMO_PROMPTS = _in_turn(_BY_KIND)
+FREE_KIND = _CHAT
+"""Of answers in which nothing repeats."""

@@ -1,8 +1,9 @@
 """`draftsmith demo`: plain and speculative decoding write the same answers, one fast, one slow.
 
-Called by `app` and by `make demo`. Both arms run on the same weights, alternating, and are counted by the
-same code as a benchmark. Invariants: only waiting for tokens is timed, drawing is not; token ids are
-compared and every difference is shown; without an explanation (a near tie) the exit code is 1.
+Called by `app` and by `make demo`. The drafters that come trained for the model follow, on prompts whose answers repeat
+nothing. Arms run on the same weights, alternating, and are counted by the same code as a benchmark. Invariants: only
+waiting for tokens is timed, drawing is not; token ids are compared and every difference is shown; without an
+explanation (a near tie) the exit code is 1.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from draftsmith.bench.demo_prompts import DEMO_PROMPTS, DemoPrompt
+from draftsmith.bench.demo_prompts import DEMO_PROMPTS, FREE_KIND, DemoPrompt
 from draftsmith.bench.differences import NEAR_TIE, explain, find_differences
 from draftsmith.bench.environment import MachineLoad, hardware, versions
 from draftsmith.bench.own_arm import OwnArm
@@ -41,50 +42,76 @@ def run(options: DemoOptions) -> int:
     began = time.monotonic()
     if options.drafter == BASELINE:
         raise OptionError(f"the demo compares a drafter with {BASELINE}; name another one")
-    loaded = load_arms(options, [BASELINE, options.drafter])
-    drafter = loaded[options.drafter].drafter_name
-    arms = {BASELINE: loaded[BASELINE], drafter: loaded[options.drafter]}
-    view = choose_view(sys.stdout, json=options.json, drafter=drafter, tokenizer=arms[BASELINE].tokenizer)
+    loaded = load_arms(options, [BASELINE, options.drafter], shipped_too=True)
+    plain, chosen = loaded.pop(BASELINE), loaded.pop(options.drafter)
+    drafter = chosen.drafter_name
+    trained = {name: engine for name, engine in loaded.items() if name != drafter}
+    view = choose_view(sys.stdout, json=options.json, tokenizer=plain.tokenizer)
     view.say(f"{options.model}: plain decoding against the drafter {drafter}, greedy, same weights and prompts.")
-    for name, engine in arms.items():
-        arm = OwnArm(name, engine, max_concurrency=1)
-        warm_up(arm, Workload(prompts=()), arm.encode)
-    runs: list[ArmRun] = []
-    load = MachineLoad()
+    main = _Part(options, {BASELINE: plain, drafter: chosen}, view)
+    parts = [main]
     num_kinds = len({item.kind for item in DEMO_PROMPTS})
+    is_short = False
     for index, item in enumerate(DEMO_PROMPTS):
-        if index >= num_kinds and time.monotonic() - began > LAST_START_SECONDS:
+        is_short = index >= num_kinds and time.monotonic() - began > LAST_START_SECONDS
+        if is_short:
             view.say(f"This machine is slow or busy: {index} of {len(DEMO_PROMPTS)} prompts shown, the rest left out.")
             break
-        runs.extend(_compare(arms, index, item, view))
-    measured = Measured(
-        config=_config(options, arms),
-        runs=tuple(runs),
-        differences=_differences(runs, arms[BASELINE]),
-        failed={},
-        other_cores=load.others(),
-    )
-    summary = summarise_run(measured)
+        main.compare(item)
+    if trained:
+        view.say(f"\nThe drafters that come trained for this model ({', '.join(trained)}), where nothing repeats:")
+        parts.append(_Part(options, {BASELINE: plain, **trained}, view))
+        free = [item for item in DEMO_PROMPTS if item.kind == FREE_KIND]
+        for item in free[:1] if is_short else free:
+            parts[-1].compare(item)
+    measured = [part.measured() for part in parts]
+    summaries = [summarise_run(part) for part in measured]
     if options.json:
-        print(json.dumps({**summary, "outputs": _outputs(measured)}, ensure_ascii=False))
-    view.finish(summary, measured)
-    return 1 if any(not _near_tie(difference) for difference in measured.differences.values()) else 0
+        told = {**summaries[0], "outputs": _outputs(measured[0])}
+        if trained:
+            told["trained"] = {"results": summaries[1]["results"], "outputs": _outputs(measured[1])}
+        print(json.dumps(told, ensure_ascii=False))
+    view.finish(summaries, measured)
+    differences = [difference for part in measured for difference in part.differences.values()]
+    return 1 if any(not _near_tie(difference) for difference in differences) else 0
 
 
-def _compare(arms: Mapping[str, Engine], index: int, item: DemoPrompt, view: DemoView) -> list[ArmRun]:
-    """Both arms on one prompt; who goes first alternates, so that neither profits from a warm cache."""
-    view.begin(item, index + 1, len(DEMO_PROMPTS))
-    order = list(arms) if index % 2 == 0 else list(arms)[::-1]
-    runs = {}
-    for place, drafter in enumerate(order):
-        engine, answer = arms[drafter], Answer()
-        stream = engine.stream(item.messages, max_new_tokens=item.max_new_tokens, **SETTINGS)
-        for event in answer.timed(stream):
-            view.token(drafter, event, answer)
-        answer.close(engine.take_events())
-        runs[drafter] = _as_run(answer, engine, item, drafter=drafter, index=index, place=place)
-    view.end(item, runs)
-    return [runs[drafter] for drafter in arms]
+class _Part:
+    """Plain decoding and some drafters on some of the prompts."""
+
+    def __init__(self, options: DemoOptions, arms: Mapping[str, Engine], view: DemoView) -> None:
+        self._options, self._arms, self._view = options, arms, view
+        self._runs: list[ArmRun] = []
+        for name, engine in arms.items():
+            arm = OwnArm(name, engine, max_concurrency=1)
+            warm_up(arm, Workload(prompts=()), arm.encode)
+        self._load = MachineLoad()
+
+    def compare(self, item: DemoPrompt) -> None:
+        """All arms on one prompt; who goes first changes, so that none profits from a warm cache."""
+        index = DEMO_PROMPTS.index(item)
+        self._view.begin(item, index + 1, len(DEMO_PROMPTS), list(self._arms))
+        order = list(self._arms) if index % 2 == 0 else list(self._arms)[::-1]
+        runs = {}
+        for place, name in enumerate(order):
+            engine, answer = self._arms[name], Answer()
+            stream = engine.stream(item.messages, max_new_tokens=item.max_new_tokens, **SETTINGS)
+            for event in answer.timed(stream):
+                self._view.token(name, event, answer)
+            answer.close(engine.take_events())
+            runs[name] = _as_run(answer, engine, item, drafter=name, index=index, place=place)
+        self._view.end(item, runs)
+        self._runs += [runs[name] for name in self._arms]
+
+    def measured(self) -> Measured:
+        """What was measured, with every difference explained."""
+        return Measured(
+            config=_config(self._options, self._arms),
+            runs=tuple(self._runs),
+            differences=_differences(self._runs, self._arms[BASELINE]),
+            failed={},
+            other_cores=self._load.others(),
+        )
 
 
 def _as_run(answer: Answer, engine: Engine, item: DemoPrompt, *, drafter: str, index: int, place: int) -> ArmRun:

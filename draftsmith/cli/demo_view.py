@@ -1,4 +1,4 @@
-"""How the demo looks: two columns that fill on a terminal, plain lines elsewhere, nothing for --json.
+"""How the demo looks: columns that fill on a terminal, plain lines elsewhere, nothing for --json.
 
 Called by `demo`, which tells a view what happens. Invariant: a view never computes a figure; it is told
 runs and the summary, and draws.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO, final
 
 from rich.columns import Columns
@@ -42,6 +42,8 @@ Why the text is the same: a proposed token is kept only where it is the very tok
 itself; at the first one that is not, the model's own token is written instead.
 Where nothing repeats, as in free chat, there is nothing to propose, and the speed is about that of plain \
 decoding."""
+_WHY_TRAINED = """\
+A trained drafter proposes there too: it has learnt what this model tends to say next."""
 
 
 class DemoView(ABC):
@@ -52,7 +54,7 @@ class DemoView(ABC):
         """A line about the run."""
 
     @abstractmethod
-    def begin(self, item: DemoPrompt, number: int, total: int) -> None:
+    def begin(self, item: DemoPrompt, number: int, total: int, arms: Sequence[str]) -> None:
         """A prompt's turn begins."""
 
     @abstractmethod
@@ -61,19 +63,19 @@ class DemoView(ABC):
 
     @abstractmethod
     def end(self, item: DemoPrompt, runs: Mapping[str, ArmRun]) -> None:
-        """Both arms are done with a prompt."""
+        """All arms are done with a prompt."""
 
     @abstractmethod
-    def finish(self, summary: Mapping[str, Any], measured: Measured) -> None:
-        """All is measured."""
+    def finish(self, summaries: Sequence[Mapping[str, Any]], measured: Sequence[Measured]) -> None:
+        """All is measured: the prompts of all kinds, and what the trained drafters did if there are any."""
 
 
-def choose_view(stream: TextIO, *, json: bool, drafter: str, tokenizer: Tokenizer) -> DemoView:
+def choose_view(stream: TextIO, *, json: bool, tokenizer: Tokenizer) -> DemoView:
     """The view that fits where stdout goes."""
     if json:
         return SilentView()
     console = OutputConsole(stream)
-    return LiveView(console, drafter, tokenizer) if console.is_terminal else PlainView(console, drafter)
+    return LiveView(console, tokenizer) if console.is_terminal else PlainView(console)
 
 
 @final
@@ -83,7 +85,7 @@ class SilentView(DemoView):
     def say(self, text: str) -> None:
         """Nothing."""
 
-    def begin(self, item: DemoPrompt, number: int, total: int) -> None:
+    def begin(self, item: DemoPrompt, number: int, total: int, arms: Sequence[str]) -> None:
         """Nothing."""
 
     def token(self, drafter: str, event: TokenEvent, answer: Answer) -> None:
@@ -92,31 +94,34 @@ class SilentView(DemoView):
     def end(self, item: DemoPrompt, runs: Mapping[str, ArmRun]) -> None:
         """Nothing."""
 
-    def finish(self, summary: Mapping[str, Any], measured: Measured) -> None:
+    def finish(self, summaries: Sequence[Mapping[str, Any]], measured: Sequence[Measured]) -> None:
         """Nothing."""
 
 
 class ConsoleView(DemoView):
     """What a view of lines and one of columns have in common."""
 
-    def __init__(self, console: Console, drafter: str) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._drafter = drafter
 
     def say(self, text: str) -> None:
         """Print it."""
         self._console.print(text, soft_wrap=True)
 
-    def finish(self, summary: Mapping[str, Any], measured: Measured) -> None:
+    def finish(self, summaries: Sequence[Mapping[str, Any]], measured: Sequence[Measured]) -> None:
         """Print the table and what it means."""
-        _print_table(self._console, summary, measured, self._drafter)
+        _print_table(self._console, summaries)
+        for part in measured:
+            _print_differences(self._console, part)
+        why = _WHY if len(summaries) == 1 else f"{_WHY} {_WHY_TRAINED}"
+        self._console.print(why, soft_wrap=not self._console.is_terminal)
 
 
 @final
 class PlainView(ConsoleView):
     """Lines: the task, the beginning of the answer, the figures."""
 
-    def begin(self, item: DemoPrompt, number: int, total: int) -> None:
+    def begin(self, item: DemoPrompt, number: int, total: int, arms: Sequence[str]) -> None:
         """Print the task."""
         self._console.print(f"\n[{number}/{total}] {item.kind}: {item.title}", style="bold", soft_wrap=True)
 
@@ -124,28 +129,28 @@ class PlainView(ConsoleView):
         """Nothing: the answer is printed when both are done."""
 
     def end(self, item: DemoPrompt, runs: Mapping[str, ArmRun]) -> None:
-        """Print the beginning of the answer and what it took."""
-        lines = runs[self._drafter].requests[0].text.strip().splitlines()
+        """Print the beginning of the answer, which is the same in all arms, and what it took."""
+        lines = runs[BASELINE].requests[0].text.strip().splitlines()
         more = [f"... ({len(lines) - _PLAIN_LINES} more lines)"] if len(lines) > _PLAIN_LINES else []
         for line in lines[:_PLAIN_LINES] + more:
             self._console.print(f"    {line}", soft_wrap=True)
-        self._console.print(_verdict(runs, self._drafter), soft_wrap=True)
+        self._console.print(_verdict(runs), soft_wrap=True)
 
 
 @final
 class LiveView(ConsoleView):
-    """Two columns, filled as the tokens come; two lines per prompt stay."""
+    """A column for each arm, filled as the tokens come; a title and what it took stay."""
 
-    def __init__(self, console: Console, drafter: str, tokenizer: Tokenizer) -> None:
-        super().__init__(console, drafter)
+    def __init__(self, console: Console, tokenizer: Tokenizer) -> None:
+        super().__init__(console)
         self._tokenizer = tokenizer
 
-    def begin(self, item: DemoPrompt, number: int, total: int) -> None:
-        """Open the two columns."""
+    def begin(self, item: DemoPrompt, number: int, total: int, arms: Sequence[str]) -> None:
+        """Open the columns."""
         self._title = f"[{number}/{total}] {item.kind}: {item.title}"
-        self._heads = {BASELINE: "plain", self._drafter: self._drafter}
-        self._texts = {drafter: Text() for drafter in self._heads}
-        self._runs = {drafter: OriginRuns(self._tokenizer) for drafter in self._heads}
+        self._heads = {name: _shown(name) for name in arms}
+        self._texts = {name: Text() for name in arms}
+        self._runs = {name: OriginRuns(self._tokenizer) for name in arms}
         # Drawn by hand: a refreshing thread would take time from the arm that is running.
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._live.start()
@@ -156,8 +161,7 @@ class LiveView(ConsoleView):
         """Add it to the arm's column, colored by origin."""
         for part, origin in self._runs[drafter].of(event):
             self._texts[drafter].append(part, style=_STYLES[origin])
-        name = "plain" if drafter == BASELINE else drafter
-        self._heads[drafter] = f"{name}  {len(answer.token_ids)} tokens  {answer.seconds:.1f} s"
+        self._heads[drafter] = f"{_shown(drafter)}  {len(answer.token_ids)} tokens  {answer.seconds:.1f} s"
         if event.finish_reason:
             self._heads[drafter] += f"  {answer.tokens_per_second:.0f} tokens/s"
         if event.finish_reason or time.monotonic() - self._drawn > _FRAME_SECONDS:
@@ -166,11 +170,11 @@ class LiveView(ConsoleView):
     def end(self, item: DemoPrompt, runs: Mapping[str, ArmRun]) -> None:
         """Close the columns; the prompt's line stays."""
         self._live.stop()
-        self._console.print(f"{self._title}\n{_verdict(runs, self._drafter)}", soft_wrap=True)
+        self._console.print(f"{self._title}\n{_verdict(runs)}", soft_wrap=True)
 
     def _draw(self) -> None:
         self._drawn = time.monotonic()
-        width = self._console.width // 2
+        width = self._console.width // len(self._heads)
         height = min(max(self._console.height - 5, 8), _MOST_LINES)
         panels = [
             Panel(_tail(text, width - 4, height - 2), title=self._heads[drafter], width=width, height=height)
@@ -190,33 +194,45 @@ def _tail(text: Text, width: int, height: int) -> Text:
     return Text("\n").join(lines[-height:])
 
 
-def _verdict(runs: Mapping[str, ArmRun], drafter: str) -> str:
-    plain, fast = runs[BASELINE], runs[drafter]
-    steps = summarise(fast.events).tokens_per_step
-    same = plain.requests[0].token_ids == fast.requests[0].token_ids
-    return (
-        f"    {plain.num_tokens} tokens: plain {plain.seconds:.1f} s, {drafter} {fast.seconds:.1f} s, "
-        f"{steps or 1.0:.2f} tokens per step, {'same ids' if same else 'IDS DIFFER'}"
-    )
+def _shown(arm: str) -> str:
+    return "plain" if arm == BASELINE else arm
 
 
-def _print_table(console: Console, summary: Mapping[str, Any], measured: Measured, drafter: str) -> None:
+def _verdict(runs: Mapping[str, ArmRun]) -> str:
+    plain = runs[BASELINE]
+    found = [f"{plain.num_tokens} tokens: plain {plain.seconds:.1f} s"]
+    for drafter, fast in runs.items():
+        if drafter == BASELINE:
+            continue
+        steps = summarise(fast.events).tokens_per_step
+        same = "same ids" if plain.requests[0].token_ids == fast.requests[0].token_ids else "IDS DIFFER"
+        found.append(f"{drafter} {fast.seconds:.1f} s, {steps or 1.0:.2f} tokens per step, {same}")
+    # One drafter stands in plain's line, several in lines of their own.
+    return "    " + (", " if len(found) == 2 else "\n    ").join(found)
+
+
+def _print_table(console: Console, summaries: Sequence[Mapping[str, Any]]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("prompt kind", no_wrap=True)
+    for heading in ("prompt kind", "drafter"):
+        table.add_column(heading, no_wrap=True)
     for heading in ("prompts", "tokens per step", "speed-up", "identical ids"):
         table.add_column(heading, justify="right", no_wrap=True)
-    result = next(item for item in summary["results"] if item["arm"] == drafter)
-    for kind, figures in [*result["categories"].items(), ("all", result)]:
-        if kind == "all":
-            table.add_section()
-        table.add_row(kind, *_cells(figures))
+    main = summaries[0]["results"][1]
+    for kind, figures in main["categories"].items():
+        table.add_row(kind, main["arm"], *_cells(figures))
+    table.add_section()
+    table.add_row("all", main["arm"], *_cells(main))
+    for summary in summaries[1:]:
+        table.add_section()
+        for result in summary["results"][1:]:
+            for kind, figures in result["categories"].items():
+                table.add_row(kind, result["arm"], *_cells(figures))
     console.print()
     console.print(table)
     console.print()
-    for line in load_notes(summary):
+    console.print()
+    for line in load_notes(summaries[0]):
         console.print(f"{line}\n", soft_wrap=not console.is_terminal)
-    _print_differences(console, measured)
-    console.print(_WHY, soft_wrap=not console.is_terminal)
 
 
 def _cells(figures: Mapping[str, Any]) -> list[str]:

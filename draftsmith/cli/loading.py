@@ -62,19 +62,26 @@ def load_engine(choice: EngineChoice, *, drafter: str) -> Engine:
         )
 
 
-def load_arms(choice: EngineChoice, drafters: Sequence[str], *, concurrency: int = 1) -> dict[str, Engine]:
+def load_arms(
+    choice: EngineChoice, drafters: Sequence[str], *, concurrency: int = 1, shipped_too: bool = False
+) -> dict[str, Engine]:
     """One engine per drafter over the same weights, for a fair comparison.
 
-    Each has its own drafter, controller and cache, so none learns from another; prefix reuse is off.
+    Each has its own drafter, controller and cache, so none learns from another; prefix reuse is off. `shipped_too`:
+    also one for every trained drafter that comes with the package for this model, by its method's name.
     Raises `UserError`s as `load_engine` does.
     """
     with loading_notice(f"loading {choice.model} ..."):
+        from draftsmith.drafters.shipped import shipped_drafters
         from draftsmith.engine.engine import Engine, EngineSettings
 
         load = _loader(choice)
         model = load(choice.model)
+        names = list(drafters)
+        if shipped_too:
+            names += [item.method for item in shipped_drafters() if item.suits(model.backend.spec, model.tokenizer)]
         arms = {}
-        for drafter in drafters:
+        for drafter in dict.fromkeys(names):
             settings = EngineSettings(
                 drafter=drafter, controller=choice.controller, max_batch=concurrency, prefix_cache=False
             )

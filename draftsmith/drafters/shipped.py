@@ -1,6 +1,6 @@
 """Drafters that come with the package, found by method for the target at hand.
 
-Called by drafters with weights when no directory is named, and by the automatic choice. `assets/NAME/` holds one
+Called by drafters with weights when no directory is named, and by the demo, which shows them. `assets/NAME/` holds one
 trained drafter each, as the trainer writes them. Invariant: one is found only for a target of its sizes and of its
 very vocabulary.
 """
@@ -15,7 +15,8 @@ from typing import Any
 from draftsmith.drafters.base import TargetInfo
 from draftsmith.drafters.checkpoint import CONFIG, read_config, target_facts
 from draftsmith.errors import OptionError
-from draftsmith.models.spellings import vocabulary_digest
+from draftsmith.models.spec import DecoderSpec
+from draftsmith.models.spellings import Spellings, vocabulary_digest
 
 ASSETS = Path(__file__).parent.parent / "assets"
 
@@ -29,13 +30,12 @@ class Shipped:
     target: Mapping[str, Any]
     about: Mapping[str, Any]
 
-    def suits(self, target: TargetInfo) -> bool:
+    def suits(self, spec: DecoderSpec, tokenizer: Spellings | None) -> bool:
         """Whether it was trained for such a target."""
-        facts = target_facts(target.backend.spec)
-        if any(self.target.get(key) != value for key, value in facts.items()):
+        if any(self.target.get(key) != value for key, value in target_facts(spec).items()):
             return False
         digest = self.about.get("tokenizer")
-        return digest is None or target.tokenizer is None or digest == vocabulary_digest(target.tokenizer)
+        return digest is None or tokenizer is None or digest == vocabulary_digest(tokenizer)
 
 
 def shipped_drafters(assets: Path | None = None) -> list[Shipped]:
@@ -60,7 +60,7 @@ def weights_for(path: str, method: str, alike: frozenset[str], target: TargetInf
         return Path(path)
     known = shipped_drafters()
     for item in known:
-        if item.method in {method, *alike} and item.suits(target):
+        if item.method in {method, *alike} and item.suits(target.backend.spec, target.tokenizer):
             return item.path
     listed = ", ".join(f"{item.method} for {item.target.get('name')}" for item in known)
     raise OptionError(

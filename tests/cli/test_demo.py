@@ -45,8 +45,10 @@ def test_plain_lines_and_the_table(tiny, short, capsys):
     table = out[out.index("prompt kind") :].splitlines()
     rows = [re.split(r"  +", line.strip()) for line in table[1:7]]
     assert [row[0] for row in rows] == [*KINDS, "all"]
-    assert all(row[-1] == f"{row[1]} of {row[1]}" for row in rows)
-    assert float(rows[0][2]) > 1.2
+    assert {row[1] for row in rows} == {"ngram"}
+    assert all(row[-1] == f"{row[2]} of {row[2]}" for row in rows)
+    assert float(rows[0][3]) > 1.2
+    assert "trained" not in out
     assert "Why it is faster" in out
     assert "Why the text is the same" in out
 
@@ -64,6 +66,51 @@ def test_json(tiny, short, capsys):
     for item in document["outputs"]:
         pairs.setdefault(item["prompt"], set()).add(tuple(item["token_ids"]))
     assert all(len(ids) == 1 for ids in pairs.values())
+
+
+class Trained:
+    """Stands for a drafter of the package."""
+
+    def __init__(self, method):
+        self.method = method
+
+    def suits(self, spec, tokenizer):
+        return self.method != "medusa"
+
+
+@pytest.fixture
+def shipped(monkeypatch):
+    """Two drafters that suit the model and one that does not; one of them is the one compared anyway."""
+    drafters = [Trained("suffix"), Trained("medusa"), Trained("ngram")]
+    monkeypatch.setattr("draftsmith.drafters.shipped.shipped_drafters", lambda: drafters)
+
+
+def test_trained_drafters_follow_on_what_repeats_nothing(tiny, short, shipped, capsys):
+    assert run("demo", "-m", tiny, "-d", "hybrid") == 0
+    out = capsys.readouterr().out
+    part = out[out.index("The drafters that come trained for this model (suffix, ngram), where nothing repeats:") :]
+    assert "[5/5] chatting" in part
+    assert part.count("same ids") == 2
+    table = part[part.index("prompt kind") :]
+    found = [tuple(re.split(r"  +", line.strip())[:3]) for line in table.splitlines() if line.startswith("chatting")]
+    assert found == [("chatting", "hybrid", "1"), ("chatting", "suffix", "1"), ("chatting", "ngram", "1")]
+    assert "A trained drafter proposes there too" in out
+    assert run("demo", "-m", tiny, "-d", "suffix", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [item["arm"] for item in document["results"]] == ["none", "suffix"]
+    assert [item["arm"] for item in document["trained"]["results"]] == ["none", "ngram"]
+    assert [(item["arm"], item["kind"]) for item in document["trained"]["outputs"]] == [
+        ("none", "chatting"),
+        ("ngram", "chatting"),
+    ]
+
+
+def test_a_difference_of_a_trained_drafter_counts_too(tiny, short, shipped, monkeypatch, capsys):
+    found = iter([{}, {Key("ngram", 4, 0): 7}])
+    monkeypatch.setattr(demo_module, "find_differences", lambda runs, baseline: next(found))
+    monkeypatch.setattr(demo_module, "explain", lambda *arguments: Difference(position=7, gap=2e-3))
+    assert run("demo", "-m", tiny, "-d", "suffix") == 1
+    assert f"{short[4].title}: ngram differs from plain at token 7" in capsys.readouterr().out
 
 
 def test_arms_take_turns_in_going_first(tiny, short, monkeypatch):
