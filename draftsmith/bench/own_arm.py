@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from draftsmith.bench.arms import Answer, Arm, Arrival, Ask, Description, Message
 from draftsmith.bench.environment import resident_bytes
+from draftsmith.bench.runs import BASELINE
 from draftsmith.core.fidelity import marked
 from draftsmith.core.stats import EventLog
 from draftsmith.errors import DraftsmithError
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 @final
 class OwnArm(Arm):
-    """An engine and the drafter it was made with. `rule`: how drafts are verified.
+    """An engine with its drafter and controller, by the name they were asked for. `rule`: how drafts are verified.
 
     Its name says so where the rule does not keep the target's law, and with it every table and plot.
     """
@@ -35,7 +36,6 @@ class OwnArm(Arm):
 
         self._fidelity = fidelity_of(parse_rule(rule))
         self.name = marked(name, self._fidelity)
-        self._drafter = name
         self.max_concurrency = max_concurrency
         self._engine = engine
         self._rule = rule
@@ -45,8 +45,11 @@ class OwnArm(Arm):
     def open(self) -> Description:
         """The engine is loaded already."""
         spec = self._engine.spec
-        details = {"backend": self._engine.backend_name, "drafter": self._drafter, "rule": self._rule}
-        bits = self._engine.bits_per_weight
+        engine = self._engine
+        details = {"backend": engine.backend_name, "drafter": engine.drafter_name, "rule": self._rule}
+        if engine.drafter_name != BASELINE:
+            details["controller"] = engine.controller_name
+        bits = engine.bits_per_weight
         return Description(
             engine="draftsmith",
             model=self._engine.model_name,

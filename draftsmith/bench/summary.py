@@ -108,10 +108,15 @@ def fidelity_notes(result: Mapping[str, Any]) -> list[str]:
         ]
     if told == Fidelity.SYNTHETIC:
         return [
-            f"{result['arm']}: SYNTHETIC by rule {rule}: drafts were accepted at set rates; the text means nothing, "
-            "and no speed here is one that a drafter reached."
+            f"{result['arm']}: SYNTHETIC by rule {rule}: drafts were accepted at set rates (measured: "
+            f"{_figure(result['tokens_per_step'])} tokens per step); the text means nothing, and no speed here is one "
+            "that a drafter reached."
         ]
     return []
+
+
+def _figure(value: float | None) -> str:
+    return "no" if value is None else f"{value:.2f}"
 
 
 def compared_runs(measured: Measured) -> list[ArmRun]:

@@ -24,8 +24,9 @@ from draftsmith.bench.runs import BASELINE
 from draftsmith.bench.summary import SCHEMA
 from draftsmith.bench.workloads.lengths import LengthTier, fit_prompts, parse_tiers
 from draftsmith.cli.console import note
-from draftsmith.cli.loading import load_arms, request_settings
+from draftsmith.cli.loading import load_arms, request_settings, split_arm
 from draftsmith.cli.options import BenchOptions
+from draftsmith.control.choice import make_controller
 from draftsmith.core.fidelity import Fidelity, marked
 from draftsmith.errors import OptionError, PromptError
 from draftsmith.registry import DRAFTERS, load_class, parse_selection
@@ -91,8 +92,12 @@ def check(options: BenchOptions) -> Asked:
         drafters.insert(0, BASELINE)
         note(f"the arm {BASELINE} was added: every comparison needs its baseline")
     named = [check_arm(text) for text in peers]
-    for drafter in drafters:
+    for name in drafters:
+        drafter, controller = split_arm(name, options.controller)
         load_class(parse_selection(drafter, DRAFTERS, "drafter"))
+        make_controller(controller)
+        if drafter == BASELINE and name != BASELINE:
+            raise OptionError(f"{name}: {BASELINE} drafts nothing, so it takes no controller")
     request_settings(options, max_new_tokens=options.max_new_tokens, ignore_eos=options.ignore_eos)
     own = [marked(drafter, _fidelity(_rule(options, drafter))) for drafter in drafters]
     names = _unique("--drafters and --peer", [*own, *named])

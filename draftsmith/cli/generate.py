@@ -30,7 +30,12 @@ def run(options: GenerateOptions) -> int:
     writer = None if options.json else AnswerWriter(engine.tokenizer, color=color)
     answer, interrupted = _answer(engine, prompt, settings, writer, Answer(rule=options.rule))
     if writer is None:
-        head = {"model": options.model, "drafter": engine.drafter_name, "prompt_tokens": len(engine.encode(prompt))}
+        head = {
+            "model": options.model,
+            "drafter": engine.drafter_name,
+            "controller": engine.controller_name,
+            "prompt_tokens": len(engine.encode(prompt)),
+        }
         print(json.dumps({**head, **answer.as_json()}, ensure_ascii=False))
     else:
         writer.end()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from draftsmith.cli.options import CoreSamplingOptions, LengthOptions, SamplingOptions
 from draftsmith.errors import DataError, PromptError
+from draftsmith.registry import CONTROLLERS
 
 if TYPE_CHECKING:
     from draftsmith.bench.audit_subject import EngineAudited, Target
@@ -63,9 +64,9 @@ def load_engine(choice: EngineChoice, *, drafter: str) -> Engine:
 
 
 def load_arms(
-    choice: EngineChoice, drafters: Sequence[str], *, concurrency: int = 1, shipped_too: bool = False
+    choice: EngineChoice, names: Sequence[str], *, concurrency: int = 1, shipped_too: bool = False
 ) -> dict[str, Engine]:
-    """One engine per drafter over the same weights, for a fair comparison.
+    """One engine per arm (`split_arm`) over the same weights, for a fair comparison.
 
     Each has its own drafter, controller and cache, so none learns from another; prefix reuse is off. `shipped_too`:
     also one for every trained drafter that comes with the package for this model, by its method's name.
@@ -77,16 +78,21 @@ def load_arms(
 
         load = _loader(choice)
         model = load(choice.model)
-        names = list(drafters)
+        wanted = list(names)
         if shipped_too:
-            names += [item.method for item in shipped_drafters() if item.suits(model.backend.spec, model.tokenizer)]
+            wanted += [item.method for item in shipped_drafters() if item.suits(model.backend.spec, model.tokenizer)]
         arms = {}
-        for drafter in dict.fromkeys(names):
-            settings = EngineSettings(
-                drafter=drafter, controller=choice.controller, max_batch=concurrency, prefix_cache=False
-            )
-            arms[drafter] = Engine(model, settings, load=load)
+        for name in dict.fromkeys(wanted):
+            drafter, controller = split_arm(name, choice.controller)
+            settings = EngineSettings(drafter=drafter, controller=controller, max_batch=concurrency, prefix_cache=False)
+            arms[name] = Engine(model, settings, load=load)
         return arms
+
+
+def split_arm(name: str, controller: str) -> tuple[str, str]:
+    """Drafter and controller of an arm: `DRAFTER@CONTROLLER`, or a drafter that takes the controller given."""
+    drafter, mark, own = name.rpartition("@")
+    return (drafter, own) if mark and own.partition(":")[0] in CONTROLLERS else (name, controller)
 
 
 def load_audited(

@@ -224,7 +224,13 @@ class MeasuringOptions:
     ] = "smollm2"
     drafters: Annotated[
         str,
-        Option("--drafters", "-d", metavar="A,B,...", help='Our arms, "-" for none of them', rich_help_panel=_ARMS),
+        Option(
+            "--drafters",
+            "-d",
+            metavar="A,B,...",
+            help="NAME[@CONTROLLER], or -",
+            rich_help_panel=_ARMS,
+        ),
     ] = "none,ngram,suffix"
     peer: Annotated[
         list[str],

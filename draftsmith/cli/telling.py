@@ -107,10 +107,8 @@ def totals_line(answers: Sequence[Answer]) -> str:
     """The one-line summary of several answers."""
     if not answers:
         return "nothing was said yet"
-    counts = [answer.counts for answer in answers]
-    drafted, accepted = sum(item.drafted for item in counts), sum(item.accepted for item in counts)
     said = f"{len(answers)} answer{'s' if len(answers) > 1 else ''}"
-    return f"{_label(answers)}{said} | {_figures(answers)} | {accepted} of {drafted} drafted tokens accepted"
+    return f"{_label(answers)}{said} | {_figures(answers)}"
 
 
 def _label(answers: Sequence[Answer]) -> str:
@@ -134,4 +132,6 @@ def _figures(answers: Sequence[Answer]) -> str:
         parts.append(f"{tokens / seconds:.1f} tokens/s")
     if pairs:
         parts.append(f"{sum(item.emitted for item in counts) / pairs:.2f} tokens per step")
+        drafted, accepted = sum(item.drafted for item in counts), sum(item.accepted for item in counts)
+        parts.append(f"{accepted} of {drafted} drafted tokens accepted" if drafted else "nothing drafted")
     return " | ".join(parts)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from draftsmith.control.base import Controller
+from draftsmith.control.choice import make_controller
 from draftsmith.core.random import RequestRandom
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.stats import EventLog
@@ -41,7 +42,7 @@ from draftsmith.errors import DraftsmithError, OptionError
 from draftsmith.models.detokenizer import Detokenizer
 from draftsmith.models.spec import DecoderSpec
 from draftsmith.models.tokenizer import Tokenizer
-from draftsmith.registry import CONTROLLERS, DRAFTERS, load_class, parse_selection, read_options
+from draftsmith.registry import DRAFTERS, load_class, parse_selection, read_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,7 @@ class Engine:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="draftsmith-step")
         self._making = threading.Lock()
         self._drafters: dict[str, Drafter] = {}
-        self._controller = _make_controller(self._settings.controller)
+        self._controller = make_controller(self._settings.controller)
         costs = read_costs(model.identity)
         if costs is not None:
             self._controller.start_from(costs)
@@ -175,6 +176,11 @@ class Engine:
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of one prompt, chat template applied to messages. Raises `PromptError`."""
         return encode_prompt(prompt, self._model)
+
+    @property
+    def controller_name(self) -> str:
+        """The controller, as selected."""
+        return self._settings.controller
 
     @property
     def drafter_name(self) -> str:
@@ -362,15 +368,6 @@ class Engine:
             interrupted.__cause__ = error
             self._scheduler.abort(interrupted)
             raise
-
-
-def _make_controller(selection_text: str) -> Controller:
-    selection = parse_selection(selection_text, CONTROLLERS, "controller")
-    controller_class = load_class(selection)
-    if not issubclass(controller_class, Controller) or inspect.isabstract(controller_class):
-        raise OptionError(f"{selection.target} is not a Controller with all its methods")
-    options = read_options(controller_class.Options, selection.options, f"controller {selection_text}")
-    return controller_class.create(options)
 
 
 def _gather(group: list[Sequence]) -> GenerationResult:

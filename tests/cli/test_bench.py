@@ -12,6 +12,7 @@ from draftsmith.bench.prompts import load_prompts
 from draftsmith.bench.runs import Key
 from draftsmith.bench.summary import summarise_run
 from draftsmith.cli import bench as bench_module
+from draftsmith.cli import tables
 from tests.cli.tiny import CONTEXT, run, run_apart
 
 TEXTS = ["abc", "say xyz", "hello", "123", "the end", "a b c"]
@@ -86,13 +87,52 @@ def test_the_bundle_holds_a_page_and_any_fault_of_it_costs_no_run(bench, monkeyp
 def test_tables_for_people(bench):
     captured, output, _ = bench("-d", "none,ngram")
     lines = captured.out.splitlines()
-    assert lines[0].split()[0] == "arm"
-    assert [line.split()[0] for line in lines[1:3]] == ["none", "ngram"]
-    assert "6/6" in lines[2]
+    assert lines[1].split()[0] == "arm"
+    assert [line.split()[0] for line in lines[2:4]] == ["none", "ngram"]
+    assert "6/6" in lines[3]
     assert any(line.startswith("copy (3)") for line in lines)
     assert "Only 6 blocks" in captured.out
     assert str(output) in captured.err
     assert all(len(line) <= 80 for line in lines[:12])
+
+
+def test_an_arm_may_have_a_controller_of_its_own(bench):
+    arms = ["none", "suffix", "suffix@fixed:num_draft=3", "suffix@ema"]
+    captured, output, summary = bench("-d", ",".join(arms))
+    assert [result["arm"] for result in summary["results"]] == arms
+    told = [(result["details"]["drafter"], result["details"].get("controller")) for result in summary["results"]]
+    assert told == [("none", None), ("suffix", "auto"), ("suffix", "fixed:num_draft=3"), ("suffix", "ema")]
+    runs = bundle.read(output).runs
+    fixed = [record for run in runs if run.arm == arms[2] for record in run.events.requests if record.drafted]
+    assert max(record.drafted for record in fixed) == 3
+    lines = captured.out.splitlines()
+    assert lines[:4] == [f"[{place}] {name}" for place, name in enumerate(arms)]  # a long name has no room in a table
+    assert all(result["identical"] == 6 for result in summary["results"])
+
+
+@pytest.mark.parametrize(
+    ("arms", "controller", "words"),
+    [
+        ("none,suffix@fixed:num_draft=x", "auto", "num_draft"),
+        ("none,suffix@fixd", "auto", "suffix@fixd"),
+        ("none@ema,suffix", "auto", "takes no controller"),
+        ("none,suffix", "fixd", "unknown controller"),
+        ("none,suffix", "fixed:lengths=3", "lengths"),
+    ],
+)
+def test_a_wrong_controller_is_refused_before_a_model_is_loaded(arms, controller, words, capsys, tmp_path):
+    output = tmp_path / "out"
+    words_of = ["-m", tmp_path / "no.gguf", "-p", "builtin", "-d", arms, "--controller", controller, "-o", output]
+    assert run("bench", *words_of) == 2
+    assert words in capsys.readouterr().err
+    assert not output.exists()
+
+
+def test_labels_keep_what_tells_arms_apart():
+    results = [{"arm": name, "speedup": None} for name in ("none", "mtp:path=a/x", "mtp:path=b/y")]
+    assert tables._names(results) == ["none", "mtp:path=x", "mtp:path=y"]
+    results[2]["arm"] = "mtp:path=b/x"
+    assert tables._names(results) == ["none", "mtp:path=a/x", "mtp:path=b/x"]
 
 
 def test_the_baseline_is_added_and_said_so(bench):
@@ -206,7 +246,7 @@ def test_odd_sizes(bench, capsys, arguments):
     captured, output, summary = bench("-d", "none,ngram", *arguments)
     assert [result["failed_requests"] for result in summary["results"]] == [{}, {}]
     assert [result["divergent"] for result in summary["results"]] == [0, 0]
-    assert captured.out.splitlines()[0].startswith("arm")
+    assert captured.out.splitlines()[1].startswith("arm")
     assert run("bench", "rescore", output) == 0
     assert run("bench", "report", output, "--markdown") == 0
     assert run("bench", "compare", output, output) == 0

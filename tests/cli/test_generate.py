@@ -43,7 +43,8 @@ def test_stdout_is_the_text_and_a_line_end(generate):
 def test_the_summary_is_one_line_on_stderr(generate):
     lines = generate("-n", "30").err.splitlines()
     assert len(lines) == 1
-    assert re.fullmatch(r"30 tokens in [\d.]+ s \| [\d.]+ tokens/s \| [\d.]+ tokens per step \| length", lines[0])
+    figures = r"[\d.]+ tokens/s \| [\d.]+ tokens per step \| \d+ of \d+ drafted tokens accepted"
+    assert re.fullmatch(rf"30 tokens in [\d.]+ s \| {figures} \| length", lines[0])
 
 
 def test_json_is_one_document_and_nothing_else(generate):

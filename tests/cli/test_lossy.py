@@ -75,8 +75,8 @@ def test_chat_says_it_with_every_answer(call, stdin):
 def test_a_benchmark_s_arms_are_named_for_what_they_are(bench):
     captured, output = bench("-d", "none,suffix", "--rule", "asd:gate=1")
     lines = captured.out.splitlines()
-    assert [line.split()[0] for line in lines[1:3]] == ["none", "suffix"]
-    assert "(lossy)" in " ".join(lines[2:4]) and "(lossy)" not in lines[1]
+    assert [line.split()[0] for line in lines[2:4]] == ["none", "suffix"]
+    assert "(lossy)" in " ".join(lines[3:5]) and "(lossy)" not in lines[2]
     assert "suffix (lossy): LOSSY by rule asd:gate=1: total variation from the target's law 0.0" in captured.out
     summary = json.loads((output / "summary.json").read_text())
     none, suffix = summary["results"]

@@ -107,6 +107,7 @@ def conditions(summary: Mapping[str, Any], config: Mapping[str, Any]) -> list[tu
         ("Load", _load(str(summary["load"]))),
         ("Prompts", f"{prompts}, up to {config.get('max_new_tokens', '?')} tokens each"),
         ("Temperature", "0 (greedy)" if not summary["temperature"] else f"{summary['temperature']:g}"),
+        ("Controller", _controllers(summary["results"])),
         ("Repeats", str(summary["repeats"])),
         ("Date", str(config.get("date") or "")),
         ("Versions", ", ".join(f"{name} {_short(str(version))}" for name, version in versions.items() if version)),
@@ -129,6 +130,12 @@ def _engines(results: Sequence[Mapping[str, Any]]) -> str:
         names = [str(result.get("engine", "?")), details.get("version"), details.get("backend")]
         found[" ".join(str(name) for name in names if name)] = None
     return ", ".join(found)
+
+
+def _controllers(results: Sequence[Mapping[str, Any]]) -> str:
+    """What decided how much was drafted; an arm with one of its own has it in its name."""
+    found = dict.fromkeys((result.get("details") or {}).get("controller") for result in results)
+    return ", ".join(str(name) for name in found if name)
 
 
 def _hardware(hardware: Mapping[str, Any]) -> str:
