@@ -61,7 +61,7 @@ def test_a_broken_asset_is_named(info, tmp_path):
 
 def test_what_ships_is_small_and_says_how_it_was_made():
     known = shipped.shipped_drafters(ASSETS)
-    assert {item.method for item in known} >= {"eagle3"}
+    assert {item.method for item in known} >= {"eagle3", "mtp"}
     sizes = [sum(file.stat().st_size for file in item.path.iterdir()) for item in known]
     assert max(sizes) < 20e6 and sum(sizes) < 60e6
     for item in known:
@@ -73,12 +73,13 @@ def test_what_ships_is_small_and_says_how_it_was_made():
         assert len(item.about["tokenizer"]) == 64
 
 
-def test_the_shipped_drafter_drafts_for_smollm2():
+@pytest.mark.parametrize("method", ["eagle3", "mtp"])
+def test_the_shipped_drafter_drafts_for_smollm2(method):
     """Ids as without it, and drafts that come true: a wrong tap, offset or vocabulary would leave nothing."""
     prompt = [{"role": "user", "content": "Explain in three sentences why the sky is blue."}]
-    engine = Engine.load("smollm2", drafter="eagle3", controller="fixed:num_draft=3", prefix_cache=False)
+    engine = Engine.load("smollm2", drafter=method, controller="fixed:num_draft=3", prefix_cache=False)
     plain = engine.generate(prompt, max_new_tokens=64, drafter="none")
     result = engine.generate(prompt, max_new_tokens=64)
-    assert result.statistics.drafter == "eagle3"
+    assert result.statistics.drafter == method
     assert engine.backend_name != "native" or result.token_ids == plain.token_ids
     assert result.statistics.tokens_per_step > 1.4
