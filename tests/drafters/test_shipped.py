@@ -82,4 +82,4 @@ def test_the_shipped_drafter_drafts_for_smollm2(method):
     result = engine.generate(prompt, max_new_tokens=64)
     assert result.statistics.drafter == method
     assert engine.backend_name != "native" or result.token_ids == plain.token_ids
-    assert result.statistics.tokens_per_step > 1.4
+    assert result.statistics.tokens_per_step > 1.2
