@@ -10,14 +10,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from draftsmith.core.machine import processor_name
 from draftsmith.errors import OptionError
-from draftsmith.io.files import open_model
+from draftsmith.io.files import ModelFiles, open_model
+from draftsmith.io.fingerprint import file_facts
 from draftsmith.models.backend import Backend
 from draftsmith.models.chat import ChatTemplate
-from draftsmith.models.choice import check_choice, open_backend
+from draftsmith.models.choice import check_choice, chosen_backend, open_backend
 from draftsmith.models.native import usable_processors
 from draftsmith.models.spec import DecoderSpec
 from draftsmith.models.tokenizer import Tokenizer
@@ -29,7 +30,7 @@ _MAX_THREADS = 1024
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
     """A model ready to score. `chat` is None when its files hold no chat template. `identity`: what costs measured with
-    it belong to (files, backend, threads, machine); empty for a model that did not come from files.
+    it belong to (what the files hold, wherever they lie, backend, threads, processor); empty for a model without files.
     """
 
     name: str
@@ -55,6 +56,40 @@ def load_model(
     name: str, *, backend: str = "auto", dtype: str = "auto", threads: int | None = None, device: str = "cpu"
 ) -> LoadedModel:
     """Load a model by catalogue name, directory, file or hub id. Raises `UserError`s."""
+    found = _find(name, backend=backend, dtype=dtype, threads=threads, device=device)
+    files = found.files
+    tokenizer = Tokenizer.from_data(files.tokenizer)
+    backend_name, opened = open_backend(
+        found.spec, files.load, files.raw, backend=backend, dtype=dtype, device=device, threads=threads
+    )
+    template = files.chat_template
+    return LoadedModel(
+        name=name,
+        backend_name=backend_name,
+        backend=opened,
+        tokenizer=tokenizer,
+        chat=ChatTemplate(template, tokenizer.special_tokens) if template else None,
+        eos_ids=files.eos_ids | tokenizer.eos_ids,
+        identity=found.identity,
+    )
+
+
+def model_identity(
+    name: str, *, backend: str = "auto", dtype: str = "auto", threads: int | None = None, device: str = "cpu"
+) -> Mapping[str, Any]:
+    """The `identity` that `load_model` would give, without reading weights. Raises `UserError`s."""
+    return _find(name, backend=backend, dtype=dtype, threads=threads, device=device).identity
+
+
+class _Found(NamedTuple):
+    """A model whose weights have not been read."""
+
+    files: ModelFiles
+    spec: DecoderSpec
+    identity: Mapping[str, Any]
+
+
+def _find(name: str, *, backend: str, dtype: str, threads: int | None, device: str) -> _Found:
     if not isinstance(name, str):
         raise OptionError(f"a model is named by a string (catalogue name, directory or file), got {name!r}")
     if threads is not None and (
@@ -66,35 +101,12 @@ def load_model(
     check_choice(backend, dtype)
     files = open_model(name)
     spec = DecoderSpec.from_config(files.config)
-    tokenizer = Tokenizer.from_data(files.tokenizer)
-    backend_name, opened = open_backend(
-        spec, files.load, files.raw, backend=backend, dtype=dtype, device=device, threads=threads
-    )
-    template = files.chat_template
-    return LoadedModel(
-        name=name,
-        backend_name=backend_name,
-        backend=opened,
-        tokenizer=tokenizer,
-        chat=ChatTemplate(template, tokenizer.special_tokens) if template else None,
-        eos_ids=files.eos_ids | tokenizer.eos_ids,
-        identity={
-            **_file_facts(files.path),
-            "backend": backend_name if backend == "auto" else backend,
-            "dtype": dtype,
-            "device": device,
-            "threads": threads or usable_processors(),
-            "processor": processor_name(),
-        },
-    )
-
-
-def _file_facts(path: Path) -> dict[str, Any]:
-    """Which files, by place, size and time of change."""
-    parts = sorted(path.iterdir()) if path.is_dir() else [path]
-    stats = [part.stat() for part in parts if part.is_file()]
-    return {
-        "path": str(path.resolve()),
-        "bytes": sum(item.st_size for item in stats),
-        "changed": max((item.st_mtime_ns for item in stats), default=0),
+    identity = {
+        **file_facts(files.path),
+        "backend": chosen_backend(spec, backend=backend, dtype=dtype, device=device),
+        "dtype": dtype,
+        "device": device,
+        "threads": threads or usable_processors(),
+        "processor": processor_name(),
     }
+    return _Found(files, spec, identity)

@@ -52,6 +52,14 @@ def native_options(backend: str) -> NativeOptions:
     return options
 
 
+def chosen_backend(spec: DecoderSpec, *, backend: str = AUTO, dtype: str = AUTO, device: str = "cpu") -> str:
+    """The backend, with its options, that `open_backend` opens. Raises `OptionError`."""
+    check_choice(backend, dtype)
+    if backend != AUTO:
+        return backend
+    return "native" if dtype == AUTO and why_not(spec, device=device) is None else "reference"
+
+
 def open_backend(
     spec: DecoderSpec,
     load: Load,
@@ -67,9 +75,7 @@ def open_backend(
     `backend`: "auto" or `NAME[:key=value]*`. `dtype`: "auto", or what the reference backend computes in.
     `load` and `raw` give a tensor as floats and as stored. Raises `UserError`s.
     """
-    check_choice(backend, dtype)
-    if backend == AUTO:
-        backend = "native" if dtype == AUTO and why_not(spec, device=device) is None else "reference"
+    backend = chosen_backend(spec, backend=backend, dtype=dtype, device=device)
     name = backend.partition(":")[0]
     if name == "native":
         options = native_options(backend)

@@ -6,7 +6,7 @@ import pytest
 
 from draftsmith.engine import calibration
 from draftsmith.engine.cost_store import read_costs
-from draftsmith.engine.loading import load_model
+from draftsmith.engine.loading import load_model, model_identity
 from tests.cli.tiny import run
 
 QUICK = ("--repeats", "3", "--max-context", "64", "--threads", "1")
@@ -45,6 +45,16 @@ def test_a_log_refreshes_what_is_kept(tiny, tmp_path, capsys):
     assert after.verify[0][0] != before.verify[0][0]
     assert after.verify[0][-1] == before.verify[0][-1]  # rows that no step had
     capsys.readouterr()
+
+
+def test_a_copy_of_the_model_has_its_costs_and_no_other_model(tiny, other, tmp_path, capsys):
+    # Regression: a second installation of the same file lost the calibration without a word.
+    assert run("calibrate", "-m", tiny, *QUICK) == 0
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(tiny.read_bytes())
+    assert model_identity(str(copy), threads=1) == load_model(str(tiny), threads=1).identity
+    assert run("calibrate", "-m", copy, "--threads", "1", "--show") == 0
+    assert run("calibrate", "-m", other, "--threads", "1", "--show") == 2
 
 
 def test_an_interrupt_keeps_what_is_done(tiny, monkeypatch, capsys):

@@ -107,7 +107,7 @@ def test_a_sweep_through_the_engine_records_starts_and_passes():
 
 def test_kept_costs_reach_the_controller(caplog):
     table = CostTable(rows=(1, 8), contexts=(64,), verify=((1e-3, 2e-3),), spread=((0.0, 0.0),))
-    identity = {"path": "a", "threads": 2}
+    identity = {"digest": "a", "threads": 2}
     assert read_costs(identity) is None and read_costs({}) is None
     write_costs(table, cost_file(identity))
     assert read_costs(identity) == table and read_costs({**identity, "threads": 1}) is None
