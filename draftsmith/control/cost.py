@@ -288,8 +288,8 @@ class DraftCost:
         """Seconds per pass."""
         return self._plane.second
 
-    def start_from(self, request: float, level: float, pending: float) -> None:
-        """What calibration found, worth as much as eight steps."""
+    def start_from(self, request: float, level: float, pending: float | None) -> None:
+        """What calibration found, worth as much as eight steps; no `pending` where it saw no start."""
         for requests, passes in ((1, 1), (1, 4), (4, 1), (4, 4)) * 2:
             self._plane.observe(requests, passes, request * requests + level * passes)
         self.is_timed, self.pending = True, pending

@@ -30,17 +30,18 @@ _BELIEF = 32
 class DraftSeconds:
     """Seconds of one drafter: per request asked, per pass (depth of the deepest proposal), per pending token.
 
-    `error`: median of |predicted - measured| / measured over the steps it was fitted to.
+    `pending` is None where no start was seen. `error`: median of |predicted - measured| / measured over the steps that
+    it was fitted to.
     """
 
     request: float
     level: float
-    pending: float
+    pending: float | None
     error: float = 0.0
 
     def seconds(self, requests: int, passes: int, pending: int = 0) -> float:
         """Seconds of drafting for so many requests at once."""
-        return self.request * requests + self.level * passes + self.pending * pending
+        return self.request * requests + self.level * passes + (self.pending or 0.0) * pending
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,18 +51,20 @@ class CostTable:
     `verify[c][r]`: forward of `rows[r]` rows of one sequence behind `contexts[c]` rows, median; `spread[c][r]`: half
     the range between its quartiles, over the median. `request`, `request_context`: what the same rows cost more for
     each further sequence they belong to, and that per row of its context. `own_step`, `own_request`, `own_row`: the
-    engine's own seconds (sampling, bookkeeping). `draft`: by drafter selection. `about`: model, backend, machine.
+    engine's own seconds (sampling, bookkeeping). These are None where they were not measured: whoever predicts counts
+    them as nothing, whoever learns begins without them. `draft`: by drafter selection. `about`: model, backend,
+    machine.
     """
 
     rows: tuple[int, ...]
     contexts: tuple[int, ...]
     verify: tuple[tuple[float, ...], ...]
     spread: tuple[tuple[float, ...], ...]
-    request: float = 0.0
-    request_context: float = 0.0
-    own_step: float = 0.0
-    own_request: float = 0.0
-    own_row: float = 0.0
+    request: float | None = None
+    request_context: float | None = None
+    own_step: float | None = None
+    own_request: float | None = None
+    own_row: float | None = None
     draft: Mapping[str, DraftSeconds] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
 
@@ -87,14 +90,14 @@ class CostTable:
         if len(self.contexts) > 1:
             here += share * (_between(self.verify[low + 1], place, along) - here)
         floor = 0.5 * self.verify[0][0]  # extrapolated beyond the table, never to nothing
-        return max(here, floor) + (requests - 1) * (self.request + self.request_context * context)
+        return max(here, floor) + (requests - 1) * ((self.request or 0.0) + (self.request_context or 0.0) * context)
 
     def step_seconds(
         self, rows: int, context: float, requests: int = 1, *, drafter: str | None = None, passes: int = 0
     ) -> float:
         """Seconds of a whole step in which `drafter` (its selection) makes `passes` passes for all requests."""
         total = self.verify_seconds(rows, context, requests)
-        total += self.own_step + self.own_request * requests + self.own_row * rows
+        total += (self.own_step or 0.0) + (self.own_request or 0.0) * requests + (self.own_row or 0.0) * rows
         cost = self.draft.get(drafter) if drafter is not None and passes else None
         return total + (cost.seconds(requests, passes) if cost is not None else 0.0)
 
@@ -138,14 +141,22 @@ class CostTable:
             for name in ("verify", "spread"):
                 values[name] = tuple(tuple(float(number) for number in line) for line in values[name])
             for name in ("request", "request_context", "own_step", "own_request", "own_row"):
-                values[name] = float(values[name])
+                values[name] = _known(values[name])
             values["draft"] = {
-                str(name): DraftSeconds(**{key: float(value) for key, value in cost.items()})
+                str(name): DraftSeconds(**{key: _seconds(key, value) for key, value in cost.items()})
                 for name, cost in values["draft"].items()
             }
             return CostTable(**values)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"{where} is a damaged cost table ({error}); run draftsmith calibrate again") from error
+
+
+def _known(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _seconds(name: str, value: Any) -> Any:
+    return _known(value) if name == "pending" else float(value)
 
 
 def _place(knots: Sequence[int], value: float) -> tuple[int, float]:

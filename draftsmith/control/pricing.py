@@ -38,8 +38,10 @@ class Pricing:
         self._emitted = self._spent = 1.0
 
     def start_from(self, costs: CostTable) -> None:
-        """Take row costs from a measured table."""
+        """Take row costs from a measured table, and what sampling costs where it was measured."""
         self.rows = CalibratedRows(costs)
+        if costs.own_request is None or costs.own_row is None:
+            return
         for rows in (1, 8, 1, 8, 1, 8, 1, 8):
             self._sampling.observe(1, rows, costs.own_request + costs.own_row * rows)
 

@@ -49,8 +49,9 @@ class Sweep:
 
 
 def measure_verify(backend: Backend, sweep: Sweep, about: dict[str, Any], tell: Tell) -> CostTable:
-    """The verification part of a table. Contexts beyond the model's are left out."""
-    room = backend.spec.max_context - max(sweep.rows)
+    """The verification part of a table. Rows and contexts beyond the model's are left out."""
+    rows_here = tuple(rows for rows in sweep.rows if rows < backend.spec.max_context) or (1,)
+    room = backend.spec.max_context - max(rows_here)
     contexts = [context for context in sweep.contexts if context <= room] or [max(room, 1)]
     forwards = Forwards(backend, random.Random(sweep.seed))
     total = len(contexts) * sweep.repeats + len(_BATCH_CONTEXTS)
@@ -63,18 +64,18 @@ def measure_verify(backend: Backend, sweep: Sweep, about: dict[str, Any], tell: 
         timed: list[dict[int, list[_Timed]]] = []
         for place, context in enumerate(contexts):
             forwards.extend(0, context)
-            timed.append({rows: [] for rows in sweep.rows})
+            timed.append({rows: [] for rows in rows_here})
             for repeat in range(sweep.repeats):
                 tell(place * sweep.repeats + repeat, total, f"context {context}")
-                for rows in forwards.shuffled(sweep.rows):
+                for rows in forwards.shuffled(rows_here):
                     timed[-1][rows].append(pace.time([(0, rows)]))
         batches = _time_batches(forwards, pace, contexts[-1], sweep, tell, total)
         for by_rows in timed:
-            seconds = [[pace.steady(one) for one in by_rows[rows]] for rows in sweep.rows]
+            seconds = [[pace.steady(one) for one in by_rows[rows]] for rows in rows_here]
             medians.append(tuple(ascending([statistics.median(found) for found in seconds])))
             spreads.append(tuple(_half_range(found) for found in seconds))
         table = CostTable(
-            rows=tuple(sweep.rows), contexts=tuple(contexts), verify=tuple(medians), spread=tuple(spreads), about=about
+            rows=rows_here, contexts=tuple(contexts), verify=tuple(medians), spread=tuple(spreads), about=about
         )
         request, context_part = _per_request(table, pace, batches)
     finally:
@@ -133,10 +134,10 @@ def _time_batches(forwards: Forwards, pace: _Pace, longest: int, sweep: Sweep, t
     return found
 
 
-def _per_request(table: CostTable, pace: _Pace, batches: _Batches) -> tuple[float, float]:
+def _per_request(table: CostTable, pace: _Pace, batches: _Batches) -> tuple[float, float] | tuple[None, None]:
     """Seconds by which a further sequence makes the same rows dearer, and that per row of its context."""
     if not batches:
-        return 0.0, 0.0
+        return None, None
     parts, seconds = [], []
     for sequences, rows, context, timed in batches:
         found = statistics.median(pace.steady(one) for one in timed)
@@ -240,33 +241,36 @@ SWEEP = "draftsmith.engine.calibration:SweepController"
 """The controller's selection."""
 
 
-def fit_draft(records: Sequence[DraftRecord]) -> DraftSeconds:
-    """Seconds per request, pass and pending token: least squares of relative errors; starts by their median."""
+def fit_draft(records: Sequence[DraftRecord]) -> DraftSeconds | None:
+    """Seconds per request, pass and pending token: least squares of relative errors; starts by their median.
+
+    None where no drafting was seen but of starts.
+    """
     warm = [record for record in records if not record.pending and record.seconds > 0]
     if not warm:
-        return DraftSeconds(request=0.0, level=0.0, pending=0.0)
+        return None
     # Slow steps were disturbed: what a proposal of its kind takes is their median.
     kinds: dict[tuple[int, int], list[float]] = {}
     for record in warm:
         kinds.setdefault((record.asked, record.passes), []).append(record.seconds)
     request, level = _plane(list(kinds), [statistics.median(found) for found in kinds.values()], relative=True)
-    cost = DraftSeconds(request=request, level=level, pending=0.0)
+    cost = DraftSeconds(request=request, level=level, pending=None)
     errors = [abs(cost.seconds(record.asked, record.passes) / record.seconds - 1) for record in warm]
     starts = [
         max(record.seconds - cost.seconds(record.asked, record.passes), 0.0) / record.pending
         for record in records
         if record.pending
     ]
-    pending = statistics.median(starts) if starts else 0.0
+    pending = statistics.median(starts) if starts else None
     return DraftSeconds(request=request, level=level, pending=pending, error=statistics.median(errors))
 
 
-def fit_own(log: EventLog) -> tuple[float, float, float]:
-    """The engine's own seconds per step, request and row, from steps without prompt rows."""
+def fit_own(log: EventLog) -> tuple[float, float, float] | tuple[None, None, None]:
+    """The engine's own seconds per step, request and row, from steps without prompt rows; None where there are none."""
     prompts = {record.step for record in log.requests if record.prompt}
     steps = [step for step in log.steps if step.step not in prompts]
     if not steps:
-        return 0.0, 0.0, 0.0
+        return None, None, None
     kinds: dict[tuple[int, int], list[float]] = {}
     for step in steps:
         kinds.setdefault((step.requests, step.rows), []).append(step.sample_seconds)

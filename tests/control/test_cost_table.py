@@ -5,8 +5,10 @@ import json
 
 import pytest
 
+from draftsmith.control.base import RequestOutcome, StepSeconds
 from draftsmith.control.cost import KNOTS, CalibratedRows, DraftCost
 from draftsmith.control.cost_table import CostTable, DraftSeconds
+from draftsmith.control.pricing import Pricing
 from draftsmith.core.isotonic import ascending
 from draftsmith.core.stats import EventLog, RequestStepRecord, StepRecord
 from draftsmith.errors import DataError
@@ -131,6 +133,27 @@ def test_a_start_is_told_from_drafting():
     cost.observe_start(1000, 0.6)
     assert 5e-4 < cost.pending < 6e-4
     assert cost.seconds(1, 4) == pytest.approx(2e-3, rel=0.02)
+
+
+def test_what_was_not_measured_is_no_zero():
+    """An interrupted calibration knows forwards alone: predictions leave the rest out, controllers learn it."""
+    table = dataclasses.replace(
+        TABLE, request=None, request_context=None, own_step=None, own_request=None, own_row=None
+    )
+    assert CostTable.from_json(json.loads(json.dumps(table.as_json())), "x") == table
+    assert table.step_seconds(8, 100, 4) == TABLE.verify_seconds(8, 100)
+    learned = [Pricing(0.0), Pricing(0.0)]
+    learned[1].start_from(table)
+    for pricing in learned:
+        pricing.observe([RequestOutcome(0, "m", 0, 0, 0, 1)], StepSeconds(1, 0.0, 1e-3, 5e-4), 0.0)
+    # Regression: eight made-up observations of zero seconds outweighed what was seen.
+    assert learned[1].sampling_seconds(1, 1) == learned[0].sampling_seconds(1, 1) > 4e-4
+    start = DraftSeconds(request=1e-4, level=5e-4, pending=None)
+    again = CostTable.from_json(json.loads(json.dumps(table.with_draft("m", start).as_json())), "x")
+    assert again.draft["m"] == start and start.seconds(1, 2, 1000) == pytest.approx(1.1e-3)
+    cost = DraftCost()
+    cost.start_from(start.request, start.level, start.pending)
+    assert cost.is_timed and cost.pending is None
 
 
 def test_tables_are_values():
