@@ -55,7 +55,12 @@ class OwnArm(Arm):
             model=self._engine.model_name,
             bits_per_weight=bits,
             fidelity=self._fidelity.value,
-            details={**details, "layers": spec.num_layers, "vocabulary": spec.vocab_size},
+            details={
+                **details,
+                "layers": spec.num_layers,
+                "vocabulary": spec.vocab_size,
+                "identity": dict(self._engine.identity),
+            },
         )
 
     def submit(self, ask: Ask) -> None:

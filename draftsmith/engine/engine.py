@@ -16,7 +16,7 @@ import dataclasses
 import inspect
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Series
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -142,6 +142,11 @@ class Engine:
     def model_name(self) -> str:
         """The name the model was loaded by."""
         return self._model.name
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What costs measured with its model belong to, as `LoadedModel.identity`."""
+        return self._model.identity
 
     @property
     def backend_name(self) -> str:
