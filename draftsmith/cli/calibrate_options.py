@@ -36,14 +36,20 @@ class CalibrateOptions(JsonOption, ModelOption):
         int | None, Option("--threads", metavar="N", help="CPU threads [all cores]", rich_help_panel=_RUN)
     ] = None
     repeats: Annotated[
-        int, Option("--repeats", "-r", metavar="N", help="Forwards of each size", rich_help_panel=_MEASURING)
-    ] = 9
+        int | None, Option("--repeats", "-r", metavar="N", help="Forwards of each size [9]", rich_help_panel=_MEASURING)
+    ] = None
     max_context: Annotated[
-        int, Option("--max-context", metavar="N", help="Longest context measured", rich_help_panel=_MEASURING)
-    ] = 4096
+        int | None,
+        Option("--max-context", metavar="N", help="Longest context measured [4096]", rich_help_panel=_MEASURING),
+    ] = None
     refresh: Annotated[
         Path | None,
-        Option("--refresh", metavar="BUNDLE", help="Learn from a run's log instead", rich_help_panel=_MEASURING),
+        Option(
+            "--refresh",
+            metavar="BUNDLE",
+            help="Learn from a benchmark of this model instead",
+            rich_help_panel=_MEASURING,
+        ),
     ] = None
     picture: Annotated[
         Path | None,

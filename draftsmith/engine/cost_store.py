@@ -16,19 +16,42 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.control.cost_table import CostTable
-from draftsmith.errors import DataError
+from draftsmith.errors import DataError, OptionError
 
 logger = logging.getLogger(__name__)
 
 
+def cost_directory() -> Path:
+    """Where all of them are kept. Raises `OptionError` where nothing says which directory that is."""
+    root, base = os.environ.get("DRAFTSMITH_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if root:
+        return Path(root) / "costs"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "draftsmith" / "costs"
+    except RuntimeError as error:
+        raise OptionError(
+            "there is no home directory to keep costs in; name a directory in DRAFTSMITH_CACHE"
+        ) from error
+
+
+def check_cost_directory() -> None:
+    """See that something can be kept there, before it is measured. Raises `OptionError`."""
+    directory = cost_directory()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe = directory / f".{os.getpid()}.probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise OptionError(
+            f"costs cannot be kept in {directory}: {error.strerror or error}; name a directory in DRAFTSMITH_CACHE"
+        ) from error
+
+
 def cost_file(identity: Mapping[str, Any]) -> Path:
-    """The file for what `LoadedModel.identity` says."""
-    root = os.environ.get("DRAFTSMITH_CACHE")
-    if root is None:
-        base = os.environ.get("XDG_CACHE_HOME")
-        root = str((Path(base) if base else Path.home() / ".cache") / "draftsmith")
+    """The file for what `LoadedModel.identity` says. Raises `OptionError` as `cost_directory` does."""
     text = json.dumps(dict(identity), sort_keys=True)
-    return Path(root) / "costs" / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.json"
+    return cost_directory() / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.json"
 
 
 def read_costs(identity: Mapping[str, Any]) -> CostTable | None:
@@ -38,7 +61,7 @@ def read_costs(identity: Mapping[str, Any]) -> CostTable | None:
     try:
         path = cost_file(identity)
         text = path.read_text(encoding="utf-8")
-    except (OSError, RuntimeError):  # not there, or no home directory to look in
+    except (OSError, OptionError):  # not there, or no directory to look in
         return None
     try:
         return CostTable.from_json(json.loads(text), str(path))

@@ -9,8 +9,9 @@ from draftsmith.control.goodput import GoodputController
 from draftsmith.core.stats import EventLog, StepRecord
 from draftsmith.engine import calibration
 from draftsmith.engine.calibration import SWEEP, DraftRecord, Sweep, fit_draft, fit_own, measure_verify
-from draftsmith.engine.cost_store import cost_file, read_costs, write_costs
+from draftsmith.engine.cost_store import check_cost_directory, cost_directory, cost_file, read_costs, write_costs
 from draftsmith.engine.engine import Engine, EngineSettings
+from draftsmith.errors import OptionError
 from tests.engine.fakes import tiny_engine, tiny_model
 
 
@@ -84,7 +85,9 @@ def test_draft_costs_are_fitted():
     cost = fit_draft(records)
     assert cost.request == pytest.approx(1e-4, rel=1e-3) and cost.level == pytest.approx(5e-4, rel=1e-3)
     assert cost.pending == pytest.approx(3e-4, rel=1e-3) and cost.error < 1e-3
-    assert fit_draft([]).level == 0.0
+    # Regression: a drafter nobody saw draft was taken to draft for nothing, and a start nobody saw to be free.
+    assert fit_draft([]) is None and fit_draft([DraftRecord(1, 4, 1000, 0.3)]) is None
+    assert fit_draft(records[:8]).pending is None
 
 
 def test_the_engines_own_share_is_fitted():
@@ -95,6 +98,32 @@ def test_the_engines_own_share_is_fitted():
         log.append_step(StepRecord(number, rows, requests, 0, 0.0, 1e-3, sample, 1e-4 + 1e-5 * requests))
     base, request, row = fit_own(log)
     assert base == pytest.approx(1e-4) and request == pytest.approx(3e-5) and row == pytest.approx(3e-6)
+
+
+def test_what_no_step_showed_is_not_measured(monkeypatch):
+    assert fit_own(EventLog()) == (None, None, None)
+    backend = tiny_model(max_context=100).backend
+    Clock(monkeypatch, backend)
+    table = measure_verify(backend, Sweep(rows=(1, 8), contexts=(16,), repeats=3), {}, lambda *_: None)
+    assert table.request is None and table.request_context is None and table.own_step is None
+
+
+def test_a_context_shorter_than_the_largest_forward(monkeypatch):
+    backend = tiny_model(max_context=40).backend
+    Clock(monkeypatch, backend)
+    table = measure_verify(backend, Sweep(repeats=3), {}, lambda *_: None)
+    assert table.rows[-1] < 40 and table.contexts[-1] + table.rows[-1] <= 40
+
+
+def test_a_place_that_cannot_be_written_is_told_of(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path / "file" / "below"))
+    with pytest.raises(OptionError, match="costs cannot be kept in"):
+        check_cost_directory()
+    assert read_costs({"digest": "a"}) is None
+    monkeypatch.setenv("DRAFTSMITH_CACHE", "")  # as good as unset
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cost_directory() == tmp_path / "draftsmith" / "costs"
 
 
 def test_a_sweep_through_the_engine_records_starts_and_passes():
