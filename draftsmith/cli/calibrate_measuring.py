@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from draftsmith.cli.calibrate_options import CalibrateOptions
-from draftsmith.cli.calibrate_view import ASKED, OTHER_CORES, missing
+from draftsmith.cli.calibrate_view import ASKED, OTHER_CORES, busy_warning, missing
 from draftsmith.cli.interrupts import interrupts_held
 
 if TYPE_CHECKING:
@@ -62,8 +62,12 @@ class Measuring:
         if self._table is None:
             return "nothing was measured, and what was kept before stays"
         lacking = missing(self._table)
-        lacks = f"not measured: {', '.join(lacking)}" if lacking else "nothing is missing"
-        return f"what forwards cost is kept in {self._path}; {lacks}"
+        told = [
+            f"what forwards cost is kept in {self._path}",
+            f"not measured: {', '.join(lacking)}" if lacking else "nothing is missing",
+            busy_warning(self._table),
+        ]
+        return "; ".join(filter(None, told))
 
     def _load(self, name: str) -> LoadedModel:
         from draftsmith.engine.loading import load_model
