@@ -1,7 +1,7 @@
 """How `draftsmith calibrate` shows a cost table: as text for people, or as JSON.
 
-Called by the command. Invariants: every figure stands with its unit, times but for the table's in milliseconds too; a
-dash stands where nothing was measured, and what is too little to count is left out.
+Called by the command. Invariants: all times are milliseconds and say of what; a dash stands where nothing was
+measured, and what is too little to count is left out.
 """
 
 from __future__ import annotations
