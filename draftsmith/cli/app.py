@@ -30,6 +30,7 @@ from draftsmith.cli.options import (
     DemoOptions,
     GenerateOptions,
     ModelsOptions,
+    RegisteredOptions,
     ReportOptions,
     RescoreOptions,
 )
@@ -186,6 +187,14 @@ add_command(
     "draftsmith.cli.models:run",
     text="List the models known by name and what else can be loaded.",
     example="draftsmith models",
+)
+add_command(
+    app,
+    "options",
+    RegisteredOptions,
+    "draftsmith.cli.registered:run",
+    text="List drafters, controllers and rules, and the options of each.",
+    example="draftsmith options goodput",
 )
 
 

@@ -24,7 +24,7 @@ _ARMS = "Arms and measuring"
 _ENDPOINT = "An endpoint instead"
 _EVIDENCE = "Evidence"
 
-_DRAFTER_HELP = "auto, none, ngram, suffix, hybrid, draft_model:model=M; eagle3, medusa, ... with :path=DIR"
+_DRAFTER_HELP = "auto, none, suffix, eagle3, ...; draftsmith options lists them"
 
 
 class When(StrEnum):
@@ -60,7 +60,7 @@ class RuntimeOptions:
 
     controller: Annotated[
         str,
-        Option("--controller", metavar="NAME", help="Draft lengths: auto, fixed and others", rich_help_panel=_MODEL),
+        Option("--controller", metavar="NAME", help="Draft lengths; draftsmith options lists them", rich_help_panel=_MODEL),
     ] = "auto"
     backend: Annotated[
         str, Option("--backend", metavar="NAME", help="native, reference, or auto", rich_help_panel=_MODEL)
@@ -302,6 +302,13 @@ class ReportOptions(JsonOption):
 @dataclass(frozen=True, kw_only=True)
 class ModelsOptions(JsonOption):
     """Options of `draftsmith models`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegisteredOptions(JsonOption):
+    """Options of `draftsmith options`."""
+
+    name: Annotated[str | None, Argument(metavar="[NAME]")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self, final
 
-from draftsmith.control.base import Controller, RequestOutcome, RequestSignal, StepSeconds
+from draftsmith.control.base import MAX_NODES, Controller, RequestOutcome, RequestSignal, StepSeconds
 from draftsmith.errors import OptionError
 
 
@@ -23,9 +23,9 @@ from draftsmith.errors import OptionError
 class BanditOptions:
     """Options of the bandit.
 
-    `policy`: ucb or exp3. `arms`: draft lengths, as `0+1+2+4+8`. `bonus`: how eagerly ucb tries. `share`: of steps that
-    exp3 spends on any arm. `memory`: share of the past kept per step, so that changed traffic is noticed. `seed`: of
-    exp3's draws.
+    `policy`: ucb or exp3. `arms`: draft lengths, as 0+1+2+4+8. `bonus`: how eagerly ucb tries what is rarely drafted.
+    `share`: of its steps exp3 spends this share on any arm. `memory`: share of the past kept per step, so that changed
+    traffic is noticed. `seed`: of exp3's draws.
     """
 
     policy: str = "ucb"
@@ -38,6 +38,8 @@ class BanditOptions:
     def __post_init__(self) -> None:
         if self.policy not in ("ucb", "exp3"):
             raise OptionError(f"bandit: policy is {self.policy!r}; allowed: ucb, exp3")
+        if self.lengths[-1] > MAX_NODES:
+            raise OptionError(f"bandit: arms is {self.arms!r}; no length is above {MAX_NODES}")
         if len(self.lengths) < 2:
             raise OptionError(f"bandit: arms is {self.arms!r}; write at least two lengths, like 0+2+8")
         if self.bonus < 0:
@@ -143,7 +145,10 @@ class Exp3(Policy):
 
 @final
 class BanditController(Controller):
-    """One arm for all requests of a step; batch sizes are told apart by powers of two."""
+    """Tries draft lengths and takes what brought most tokens per second.
+
+    One arm for all requests of a step; batch sizes are told apart by powers of two.
+    """
 
     Options = BanditOptions
 

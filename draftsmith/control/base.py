@@ -15,6 +15,9 @@ from draftsmith.control.cost_table import CostTable
 from draftsmith.core.types import DraftTraits, Proposal
 
 NO_TRAITS = DraftTraits()
+MAX_NODES = 511
+"""The most nodes that anybody drafts in a step: the engine scores 512 rows of a sequence at once, its root's among
+them."""
 
 
 class RequestSignal(NamedTuple):

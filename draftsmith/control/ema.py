@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self, final
 
-from draftsmith.control.base import Controller, RequestOutcome, RequestSignal, StepSeconds
+from draftsmith.control.base import MAX_NODES, Controller, RequestOutcome, RequestSignal, StepSeconds
 from draftsmith.errors import OptionError
 
 _ALONE = 8  # slots from this batch size on have no hysteresis
@@ -21,10 +21,11 @@ _ALONE = 8  # slots from this batch size on have no hysteresis
 class EmaOptions:
     """Options of the tiers.
 
-    `tiers`: per batch size (at least this many requests) the lengths to choose from, as `1=1+3+5+7,8=0+1+3`. `alpha`:
+    `tiers`: per batch size (at least this many requests) the lengths to choose from, as 1=1+3+5+7,8=0+1+3. `alpha`:
     weight of a new step in the average. `warmup`: steps that only observe. `interval`: steps between decisions.
-    `down`, `up`: hysteresis below 8 requests (SGLang: -0.25 and 0). `ceiling`: above 0, lengths of more than this times
-    the average are not chosen.
+    `down`: added to the average below which a shorter length is taken, below 8 requests. `up`: added to the average
+    above which a longer length is taken, below 8 requests. `ceiling`: above 0, lengths of more than this times the
+    average are not chosen; 0 is off.
     """
 
     tiers: str = "1=1+3+5+7,8=0+1+3,32=0+1,64=0"
@@ -43,6 +44,8 @@ class EmaOptions:
             raise OptionError(f"ema: warmup {self.warmup} must be at least 0 and interval {self.interval} at least 1")
         if self.ceiling < 0:
             raise OptionError(f"ema: ceiling is {self.ceiling}; it must be at least 0 (0: off)")
+        if self.down > self.up:
+            raise OptionError(f"ema: down {self.down} is above up {self.up}: a length would be too long and too short")
 
 
 def parse_tiers(text: str) -> list[tuple[int, list[int]]]:
@@ -54,6 +57,8 @@ def parse_tiers(text: str) -> list[tuple[int, list[int]]]:
         if not equals or not size.isdecimal() or not all(number.isdecimal() for number in numbers):
             raise OptionError(f"ema: tiers is {text!r}; write them like 1=1+3+7,8=0+1+3")
         found[int(size)] = sorted({int(number) for number in numbers})
+        if found[int(size)][-1] > MAX_NODES:
+            raise OptionError(f"ema: tiers is {text!r}; no length is above {MAX_NODES}")
     if min(found) != 1:
         raise OptionError(f"ema: tiers {text!r} must begin with batch size 1")
     return sorted(found.items())
@@ -105,7 +110,7 @@ class Tier:
 
 @final
 class EmaController(Controller):
-    """The same length for every request of a step."""
+    """SGLang's tiers: an average of accepted drafts picks the length of all requests of a step."""
 
     Options = EmaOptions
 

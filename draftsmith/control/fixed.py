@@ -10,24 +10,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self, final
 
-from draftsmith.control.base import Controller, RequestSignal
+from draftsmith.control.base import MAX_NODES, Controller, RequestSignal
 from draftsmith.errors import OptionError
 
 
 @dataclass(frozen=True, kw_only=True)
 class FixedOptions:
-    """`num_draft`: nodes to draft per request and step."""
+    """Options of the fixed length.
+
+    `num_draft`: nodes to draft per request and step, 0 to 511; fewer where the drafter's own `max_draft` is lower, the
+    answer has fewer tokens left, or requests served at once share a step's rows.
+    """
 
     num_draft: int = 8
 
     def __post_init__(self) -> None:
-        if self.num_draft < 0:
-            raise OptionError(f"fixed: num_draft is {self.num_draft}; it must be at least 0 (0 drafts nothing)")
+        if not 0 <= self.num_draft <= MAX_NODES:
+            raise OptionError(f"fixed: num_draft is {self.num_draft}; allowed: 0 (drafts nothing) to {MAX_NODES}")
 
 
 @final
 class FixedController(Controller):
-    """Asks for `num_draft` nodes, fewer only where fewer make sense."""
+    """Always asks for the same number of nodes, fewer only where fewer make sense."""
 
     Options = FixedOptions
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Self, final
 
 from draftsmith.control.acceptance import cell_of
-from draftsmith.control.base import Controller, RequestOutcome, RequestSignal, StepSeconds
+from draftsmith.control.base import MAX_NODES, Controller, RequestOutcome, RequestSignal, StepSeconds
 from draftsmith.control.cost_table import CostTable
 from draftsmith.control.drafter_state import SETTLED_PENDING, DrafterState, RequestState
 from draftsmith.control.pricing import Choice, Node, Pricing
@@ -43,11 +43,11 @@ class GoodputOptions:
     """Options of the goodput controller.
 
     `max_draft`: most nodes per request and step. `margin`: expected tokens must exceed their price by this
-    share. `cheap_look`: drafting that costs at most this share of a plain step is always done. `probe_min`,
-    `probe_max`: tokens between two probes of a request that drafts nothing, first and at most; the distance
-    doubles with each probe that changes nothing. `latency`: seconds per token promised to every request that brings no
-    promise of its own. `trees`: draft trees where they pay more than chains. `measured`: use what `draftsmith
-    calibrate` measured on this machine.
+    share. `cheap_look`: drafting that costs at most this share of a plain step, 0 to 1, is always done. `probe_min`:
+    tokens before the first probe of a request that drafts nothing; the distance doubles with each probe that changes
+    nothing. `probe_max`: tokens between two probes at most. `latency`: seconds per token promised to every request
+    that brings no promise of its own. `trees`: draft trees where they pay more than chains. `measured`: use what
+    `draftsmith calibrate` measured on this machine.
     """
 
     max_draft: int = 16
@@ -60,12 +60,14 @@ class GoodputOptions:
     measured: bool = True
 
     def __post_init__(self) -> None:
-        if self.max_draft < 1:
-            raise OptionError(f"goodput: max_draft is {self.max_draft}; it must be at least 1")
+        if not 1 <= self.max_draft <= MAX_NODES:
+            raise OptionError(f"goodput: max_draft is {self.max_draft}; allowed: 1 to {MAX_NODES}")
         if not self.margin >= 0:
             raise OptionError(f"goodput: margin is {self.margin}; it must be at least 0")
-        if not self.cheap_look >= 0:
-            raise OptionError(f"goodput: cheap_look is {self.cheap_look}; it must be at least 0 (0 = never cheap)")
+        if not 0 <= self.cheap_look <= 1:
+            raise OptionError(
+                f"goodput: cheap_look is {self.cheap_look}; allowed: 0 (never cheap) to 1, a share of a plain step"
+            )
         if not 1 <= self.probe_min <= self.probe_max:
             raise OptionError(
                 f"goodput: probe_min {self.probe_min} and probe_max {self.probe_max} must satisfy "
@@ -88,7 +90,7 @@ class _Stop:
 
 @final
 class GoodputController(Controller):
-    """Drafts what pays."""
+    """Drafts what pays: expected tokens over measured seconds, and nothing where nothing pays."""
 
     Options = GoodputOptions
 

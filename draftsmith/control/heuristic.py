@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self, final
 
-from draftsmith.control.base import Controller, RequestOutcome, RequestSignal, StepSeconds
+from draftsmith.control.base import MAX_NODES, Controller, RequestOutcome, RequestSignal, StepSeconds
 from draftsmith.control.trials import trials_of
 from draftsmith.core.types import Proposal
 from draftsmith.errors import OptionError
 
 _MISSED_WEIGHT = 3.0
-_LEAST_TRIALS = 6
+_LEAST_TRIALS, _MOST_TRIALS = 6, 100_000  # all of them are sorted at each look
 _TUNE_EVERY = 4  # steps between two looks at the curve
 
 
@@ -39,14 +39,14 @@ class HeuristicOptions:
     memory: int = 400
 
     def __post_init__(self) -> None:
-        if not 1 <= self.start <= self.max_draft:
+        if not 1 <= self.start <= self.max_draft <= MAX_NODES:
             raise OptionError(
-                f"heuristic: start {self.start} and max_draft {self.max_draft} need 1 <= start <= max_draft"
+                f"heuristic: start {self.start} and max_draft {self.max_draft} need 1 <= start <= max_draft <= {MAX_NODES}"
             )
         if not 0 <= self.threshold < 1:
             raise OptionError(f"heuristic: threshold is {self.threshold}; allowed: at least 0, below 1")
-        if self.memory < _LEAST_TRIALS:
-            raise OptionError(f"heuristic: memory is {self.memory}; it must be at least {_LEAST_TRIALS}")
+        if not _LEAST_TRIALS <= self.memory <= _MOST_TRIALS:
+            raise OptionError(f"heuristic: memory is {self.memory}; allowed: {_LEAST_TRIALS} to {_MOST_TRIALS}")
 
 
 def best_threshold(trials: Sequence[tuple[float, bool]]) -> float | None:
@@ -74,7 +74,7 @@ def best_threshold(trials: Sequence[tuple[float, bool]]) -> float | None:
 
 @final
 class HeuristicController(Controller):
-    """A length per request, a threshold for all."""
+    """transformers' rules: two more after a clean sweep, one less otherwise, and a stop where the draft is unsure."""
 
     Options = HeuristicOptions
 

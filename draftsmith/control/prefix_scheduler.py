@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self, final
 
-from draftsmith.control.base import Controller, RequestOutcome, RequestSignal, StepSeconds
+from draftsmith.control.base import MAX_NODES, Controller, RequestOutcome, RequestSignal, StepSeconds
 from draftsmith.control.cost import DraftCost
 from draftsmith.control.cost_table import CostTable
 from draftsmith.control.pricing import Pricing
@@ -29,6 +29,7 @@ from draftsmith.errors import OptionError
 _ESTIMATORS: dict[str, Callable[[], Estimator]] = {"tempered": Tempered, "cells": Cells, "logistic": Logistic}
 _REST_AFTER = 8  # steps in a row that admitted nothing: drafting itself is not worth it
 _REST_MIN, _REST_MAX = 8, 64
+_MOST_STALE = 64  # until there is a past so long everything is verified
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +50,14 @@ class PrefixSchedulerOptions:
     threshold: float | None = None
 
     def __post_init__(self) -> None:
-        if self.max_draft < 1:
-            raise OptionError(f"prefix-scheduler: max_draft is {self.max_draft}; it must be at least 1")
+        if not 1 <= self.max_draft <= MAX_NODES:
+            raise OptionError(f"prefix-scheduler: max_draft is {self.max_draft}; allowed: 1 to {MAX_NODES}")
         if self.estimator not in _ESTIMATORS:
             raise OptionError(f"prefix-scheduler: estimator is {self.estimator!r}; allowed: {', '.join(_ESTIMATORS)}")
         if self.search not in ("first", "argmax"):
             raise OptionError(f"prefix-scheduler: search is {self.search!r}; allowed: first, argmax")
-        if self.stale < 0:
-            raise OptionError(f"prefix-scheduler: stale is {self.stale}; it must be at least 0")
+        if not 0 <= self.stale <= _MOST_STALE:
+            raise OptionError(f"prefix-scheduler: stale is {self.stale}; allowed: 0 to {_MOST_STALE} steps")
         if self.stale and self.search == "argmax":
             raise OptionError("prefix-scheduler: with stale the whole curve is searched anyway; leave search out")
         if self.threshold is not None and not 0 < self.threshold < 1:
@@ -75,7 +76,7 @@ class _Draft:
 
 @final
 class PrefixSchedulerController(Controller):
-    """Verifies the prefixes that pay."""
+    """DSpark's scheduler: everybody drafts, and the batch verifies the likeliest prefixes as far as they pay."""
 
     Options = PrefixSchedulerOptions
 

@@ -73,6 +73,8 @@ class AdaSD(InexactRule):
     have happened verification is exact. From the second token of a draft on, drafting stops where the draft's entropy
     is above its threshold, which is made alike. A token that the target cannot emit is rejected. Where a step's law
     is changed it is the draft's, and no total variation per token exceeds sqrt(2 ln 2) * `limit`.
+
+    `limit`: the threshold on the distance at most, above 0 and up to 1; 1 is no limit.
     """
 
     limit: float = 1.0

@@ -42,6 +42,10 @@ class ApproximateVerification(InexactRule):
     it to the end of its path, if the request's regret stays within `budget`, and if the step has no more than
     `mismatches` of them. What follows was scored under the draft as it is, so it is verified as ever, and the
     target's greedy token comes after it. Defaults: the authors' for Qwen3 with DSpark.
+
+    `budget`: logits that a request may lose in all; 0 writes the greedy ids. `gate`: logits that a token may lose per
+    drafted token from it on; 0 writes the greedy ids. `mismatches`: tokens of a step at most that are not the greedy
+    ones.
     """
 
     budget: float = 8.0

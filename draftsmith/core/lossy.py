@@ -36,8 +36,10 @@ class TypicalAcceptance(InexactRule):
     A node is accepted when its target probability exceeds min(epsilon, delta * exp(-entropy)); the longest
     accepted path is kept, ties by the larger probability of the path. The extra token is drawn from the
     target's law cut to the tokens above the same threshold, also where nothing was drafted. Both parameters
-    are required, in (0, 1]: published code has their defaults swapped in places (in use: epsilon 0.09,
-    delta 0.3).
+    are required: published code has their defaults swapped in places.
+
+    `epsilon`: a probability that is enough whatever the law, above 0 and up to 1; in use: 0.09. `delta`: share of
+    exp(-entropy) that is enough, above 0 and up to 1; in use: 0.3.
     """
 
     epsilon: float
@@ -85,8 +87,9 @@ class Lenience(InexactRule):
     """Chain rejection with lenience (Leviathan et al. 2211.17192, appendix): the draft's law is scaled down.
 
     A token is accepted with probability min(1, target / (factor * draft)); a rejection emits from
-    norm(max(target - factor * draft, 0)). No token's probability grows by more than 1 / factor; factor 1 is
-    chain rejection.
+    norm(max(target - factor * draft, 0)). No token's probability grows by more than 1 / factor.
+
+    `factor`: what draft probabilities are multiplied with, above 0 and up to 1; 1 is rule chain, which is exact.
     """
 
     factor: float

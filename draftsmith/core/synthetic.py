@@ -32,14 +32,16 @@ _BISECTIONS = 60
 @final
 @dataclass(frozen=True, kw_only=True)
 class SyntheticAcceptance(InexactRule):
-    """Exactly one parameter says at which rates drafts are kept.
+    """Keeps drafts at set rates, whatever they say; exactly one parameter says at which.
 
     `fraction`: of the drafted tokens so many are kept on average, each with the same chance given those before it
     (Modular's rate: (1 / n) * sum of a^i over i = 1..n is the fraction, for a draft of n tokens).
     `survivals`: for each depth the probability that a draft is kept so far, never rising (vLLM's rates).
     `length`: tokens per step, the target's own included, with as little spread as there can be (vLLM's length).
-    `conditional`: chance of each token given those before it. Deeper than `survivals` or `length` reach nothing is
-    kept; a draft shorter than they reach is kept as far as it goes. On a tree the deepest path is meant.
+    `conditional`: chance of each token given those before it.
+
+    Deeper than `survivals` or `length` reach nothing is kept; a draft shorter than they reach is kept as far as it
+    goes. On a tree the deepest path is meant.
     """
 
     fraction: float | None = None

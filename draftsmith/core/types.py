@@ -28,7 +28,14 @@ class ProposalKind(enum.Enum):
 
 
 class Rule(enum.Enum):
-    """Lossless verification rules a request may ask for at temperature > 0 (greedy is its own branch)."""
+    """Lossless verification rules a request may ask for at temperature > 0 (greedy is its own branch).
+
+    `coupling`: the plain run's ids for each seed; drafts are drawn with the target's own noise. `match`: the plain
+    run's ids for each seed; drafts are a drafter's likeliest tokens. `chain`: rejection sampling of a drawn chain,
+    token by token; exact in law. `block`: a drawn chain is judged as a whole, which keeps more of it; exact in law.
+    `recursive`: rule chain for drawn trees, sibling after sibling; exact in law. `traversal`: rule block for drawn
+    trees; exact in law.
+    """
 
     COUPLING = "coupling"
     MATCH = "match"

@@ -14,7 +14,7 @@ from draftsmith.drafters.base import DrafterChoice, NoOptions, TargetInfo
 
 @final
 class AutoChoice(DrafterChoice):
-    """The measured best."""
+    """What was measured to be best for the target at hand: suffix, so far everywhere."""
 
     @classmethod
     def choose(cls, options: NoOptions, target: TargetInfo) -> str:

@@ -35,11 +35,11 @@ class ModelOptions:
     """Options of the standalone draft model.
 
     `model`: a model name as for the target. `max_draft`: most nodes of a proposal. `tree`: "auto" (what the
-    controller asks for), "chain", or children per level, as in "3x2x1". Requests whose rule verifies chains alone
+    controller asks for), "chain", or children per level, as in "3x2x1"; requests whose rule verifies chains alone
     get chains.
     """
 
-    model: str = ""
+    model: str
     max_draft: int = 16
     tree: str = AUTO
 
@@ -79,7 +79,7 @@ class _Known:
 
 @final
 class ModelDrafter(TrainableDrafter):
-    """Drafts chains or static trees with another decoder."""
+    """Drafts with another, smaller model of the same vocabulary."""
 
     Options = ModelOptions
     Module = StudentModule

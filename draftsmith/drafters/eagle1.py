@@ -139,7 +139,7 @@ def _noise(batch: TrainingBatch, features_BLD: torch.Tensor) -> torch.Tensor:
 
 @final
 class Eagle1Drafter(RecurrentDrafter):
-    """Drafts with EAGLE-1."""
+    """Drafts with EAGLE-1: one decoder layer that goes on from the target's last features."""
 
     Module = Eagle1Module
     method = "eagle1"
@@ -148,7 +148,7 @@ class Eagle1Drafter(RecurrentDrafter):
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle2Options(RecurrentOptions):
-    """As `RecurrentOptions`, with a dynamic tree of 16 nodes unless told otherwise."""
+    """As `RecurrentOptions`, with a dynamic tree unless told otherwise."""
 
     max_draft: int = 16
     tree: str = "dynamic"

@@ -149,7 +149,7 @@ class Eagle3Module(RecurrentModule):
 
 @final
 class Eagle3Drafter(RecurrentDrafter):
-    """Drafts with EAGLE-3."""
+    """Drafts with EAGLE-3: one decoder layer over features of three depths of the target."""
 
     Module = Eagle3Module
     method = "eagle3"

@@ -111,7 +111,7 @@ class GloeckleModule(HeadModule):
 
 @final
 class GloeckleDrafter(HeadDrafter):
-    """Drafts with Gloeckle's heads."""
+    """Drafts with Gloeckle's heads: a transformer layer per position, over one shared output head."""
 
     Module = GloeckleModule
     method = "gloeckle"

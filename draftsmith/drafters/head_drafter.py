@@ -26,7 +26,7 @@ from draftsmith.drafters.heads import HeadModule
 from draftsmith.drafters.own_rows import OwnRows
 from draftsmith.drafters.rank_accuracy import read_accuracies
 from draftsmith.drafters.rows_choice import check_bits, prepare_heads
-from draftsmith.drafters.shapes import AUTO, CHAIN, Shapes, is_branching
+from draftsmith.drafters.shapes import AUTO, CHAIN, Shapes, is_branching, parse_levels
 from draftsmith.drafters.shipped import weights_for
 from draftsmith.drafters.trainable import TrainableDrafter
 from draftsmith.errors import OptionError
@@ -37,9 +37,9 @@ class HeadOptions:
     """Options of drafters with heads.
 
     `path`: the checkpoint's directory; empty for one that comes with the package. `max_draft`: most nodes of a
-    proposal. `tree`: "auto" (what the controller asks for); "chain"; a number of nodes, for the tree that the
-    checkpoint's measured accuracies make best; or children per level, as in "3x2x1". Requests whose rule verifies
-    chains alone get chains. `bits` (8 or 4): what the weights are quantised to beside a target on the native backend.
+    proposal. `tree`: "auto" (what the controller asks for); "chain"; a number of nodes, as in "24", for the tree that
+    the checkpoint's measured accuracies make best; or children per level, as in "3x2x1"; requests whose rule verifies
+    chains alone get chains. `bits`: 8 or 4, what the weights are quantised to beside a target on the native backend.
     """
 
     path: str = ""
@@ -51,11 +51,8 @@ class HeadOptions:
         if self.max_draft < 1:
             raise OptionError(f"max_draft is {self.max_draft}; it must be at least 1")
         check_bits(self.bits)
-        parts = self.tree.split("x")
-        if self.tree not in (AUTO, CHAIN) and not all(part.isdecimal() and int(part) > 0 for part in parts):
-            raise OptionError(
-                f"tree is {self.tree!r}; write auto, chain, a number of nodes like 24, or children per level like 3x2x1"
-            )
+        if self.tree not in (AUTO, CHAIN):
+            parse_levels(self.tree, others="a number of nodes like 24, ")
 
     def paths(self, num_depths: int, accuracies: Sequence[Sequence[float]] | None) -> list[RankPath] | None:
         """Rank paths of a tree that is fixed, in order of worth; None: what budgets name. Raises `OptionError`."""

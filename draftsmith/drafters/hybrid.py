@@ -27,8 +27,8 @@ _MEMORY = 0.95
 class HybridOptions:
     """Options of the hybrid.
 
-    `other`: the other drafter's selection, with "+" for ":" (`draft_model+model=NAME`). `threshold`: the
-    suffix draft is used from this score on; None compares with the other drafter's measured mean.
+    `other`: the other drafter's selection, with "+" for ":", as in "draft_model+model=NAME". `threshold`: the
+    suffix draft is used from this score on; none compares with the other drafter's measured mean.
     """
 
     other: str = "ngram"
@@ -43,7 +43,7 @@ class HybridOptions:
 
 @final
 class HybridDrafter(Drafter):
-    """Suffix trees and one other drafter."""
+    """Drafts with suffix trees where they match well, and with one other drafter elsewhere."""
 
     Options = HybridOptions
 

@@ -228,7 +228,7 @@ def _uniform(like: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
 
 @final
 class HydraDrafter(HeadDrafter):
-    """Drafts with Hydra or Hydra++ heads."""
+    """Drafts with Hydra or Hydra++ heads: Medusa heads that see the tokens drafted before."""
 
     Module = HydraModule
     method = "hydra"

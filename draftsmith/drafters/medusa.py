@@ -118,7 +118,7 @@ class MedusaModule(MedusaHeads):
 
 @final
 class MedusaDrafter(HeadDrafter):
-    """Drafts with Medusa heads."""
+    """Drafts with Medusa heads: one layer per position, from the target's last row."""
 
     Module = MedusaModule
     method = "medusa"

@@ -135,7 +135,7 @@ class MlpSpeculatorModule(HeadModule):
 
 @final
 class MlpSpeculatorDrafter(HeadDrafter):
-    """Drafts with an MLP speculator."""
+    """Drafts with an MLP speculator: a recurrent state fed with each drafted token."""
 
     Module = MlpSpeculatorModule
     method = "mlp_speculator"

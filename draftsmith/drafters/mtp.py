@@ -142,7 +142,7 @@ class MtpModule(RecurrentModule):
 
 @final
 class MtpDrafter(RecurrentDrafter):
-    """Drafts with a multi-token prediction layer."""
+    """Drafts with a multi-token prediction layer, as models come with (DeepSeek, Qwen, MiMo)."""
 
     Module = MtpModule
     method = "mtp"

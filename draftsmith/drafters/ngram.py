@@ -26,9 +26,9 @@ _COUNTED_MATCH = 32
 class NgramOptions:
     """Options of the n-gram drafter.
 
-    `min_ngram`, `max_ngram`: shortest and longest suffix looked up, longest first. `max_draft`: most
-    tokens copied. `prefer`: which earlier occurrence to copy from, "latest" (what text does now resembles
-    what it did last) or "earliest" (vLLM's choice; longest continuation).
+    `min_ngram`: shortest suffix looked up. `max_ngram`: longest suffix looked up; longer ones come first.
+    `max_draft`: most tokens copied. `prefer`: which earlier occurrence to copy from, "latest" (what text does
+    now resembles what it did last) or "earliest" (vLLM's choice; longest continuation).
     """
 
     min_ngram: int = 2

@@ -16,7 +16,7 @@ from draftsmith.drafters.base import Drafter, NoOptions, TargetInfo
 
 @final
 class NoDrafter(Drafter):
-    """Proposes an empty tree for every sequence."""
+    """Drafts nothing: plain decoding."""
 
     Options = NoOptions
     drafts = False

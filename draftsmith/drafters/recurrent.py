@@ -45,12 +45,11 @@ class RecurrentOptions:
     """Options of recurrent drafters.
 
     `path`: the trained drafter's directory; empty for one that comes with the package. `max_draft`: most nodes of a
-    proposal. `tree`: "auto" (what the controller asks for), "chain", "dynamic" (EAGLE-2's tree; rules that verify
-    drawn chains alone get a chain), or children per level, as in "3x2x1".
-    `bits` (4 or 8): what the weights are quantised to beside a target on the native backend; 4 costs about a hundredth
+    proposal. `tree`: "auto" (what the controller asks for), "chain", "dynamic" (EAGLE-2's tree), or children per level,
+    as in "3x2x1"; requests whose rule verifies drawn chains alone get chains. `depth`: longest path of a dynamic tree;
+    none is 6. `top_k`: how many nodes of a dynamic tree's level are expanded into how many children each; none is 8.
+    `bits`: 4 or 8, what the weights are quantised to beside a target on the native backend; 4 costs about a hundredth
     of a draft and saves a seventh of the time (docs/results.md).
-    `depth`, `top_k` of the dynamic tree: its longest path (6), and how many nodes of a level are expanded into how
-    many children each (8).
     """
 
     path: str = ""
@@ -69,7 +68,7 @@ class RecurrentOptions:
         if self.tree != _DYNAMIC:
             if self.depth is not None or self.top_k is not None:
                 raise OptionError(f"depth and top_k are for tree=dynamic, and tree is {self.tree}")
-            option_paths(self.tree, self.max_draft)
+            option_paths(self.tree, self.max_draft, others=f"{_DYNAMIC}, ")
 
     @property
     def paths(self) -> list[tuple[int, ...]] | None:

@@ -22,16 +22,16 @@ Below: TypeAlias = list[list[int]]
 _MAX_KNOWN = 256
 
 
-def parse_levels(text: str) -> tuple[int, ...]:
-    """Children per level, written like 3x2x1. Raises `OptionError`."""
+def parse_levels(text: str, *, others: str = "") -> tuple[int, ...]:
+    """Children per level, written like 3x2x1; `others`: what else the drafter takes. Raises `OptionError`."""
     if not all(part.isdecimal() and int(part) > 0 for part in text.split("x")):
-        raise OptionError(f"tree is {text!r}; write auto, chain, or children per level, like 3x2x1")
+        raise OptionError(f"tree is {text!r}; write auto, chain, {others}or children per level like 3x2x1")
     return tuple(int(part) for part in text.split("x"))
 
 
-def option_paths(tree: str, max_nodes: int) -> list[RankPath] | None:
+def option_paths(tree: str, max_nodes: int, *, others: str = "") -> list[RankPath] | None:
     """The shape an option fixes as children per level; None for `auto` and `chain`. Raises `OptionError`."""
-    return None if tree in (AUTO, CHAIN) else level_paths(parse_levels(tree), max_nodes)
+    return None if tree in (AUTO, CHAIN) else level_paths(parse_levels(tree, others=others), max_nodes)
 
 
 @final

@@ -21,7 +21,10 @@ from draftsmith.errors import OptionError
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticOptions:
-    """`max_draft`: most tokens of a proposal."""
+    """Options of the synthetic drafter.
+
+    `max_draft`: most tokens of a proposal.
+    """
 
     max_draft: int = 64
 
@@ -32,7 +35,7 @@ class SyntheticOptions:
 
 @final
 class SyntheticDrafter(Drafter):
-    """Drafts as many tokens as it may."""
+    """Drafts as many tokens as it may, whatever they are: the load of a drafter, for rule synthetic."""
 
     Options = SyntheticOptions
 

@@ -12,7 +12,7 @@ import warnings
 from collections import OrderedDict, deque
 from contextlib import ExitStack
 
-from draftsmith.control.base import Controller, RequestSignal
+from draftsmith.control.base import MAX_NODES, Controller, RequestSignal
 from draftsmith.core.stats import EventLog
 from draftsmith.engine.prefix import PrefixPool, drafter_bytes
 from draftsmith.engine.sequence import Sequence
@@ -22,7 +22,7 @@ from draftsmith.errors import CapacityError
 from draftsmith.models.backend import Backend
 
 _POOL_CAPACITY = 16
-_MAX_ROWS = 512
+_MAX_ROWS = MAX_NODES + 1
 """Most rows of one sequence in one step: what `KVCache.sequence_bytes` assumes of windowed layers."""
 _MAX_RECORDS = 1 << 19
 """Request-steps on record before the older half is dropped; they hold a quarter of a gigabyte at most."""

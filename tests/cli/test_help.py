@@ -14,8 +14,9 @@ from tests.cli.tiny import ENVIRONMENT, run
 COMMANDS = [
     *["demo", "generate", "chat", "bench", "bench compare", "bench report", "bench rescore", "audit"],
     *["data synth", "data regenerate", "data prepare", "train", "calibrate", "convert", "models"],
+    "options",
 ]
-ARGUMENTS = ("prompt", "bundle", "bundles", "first", "second", "recipe", "source")
+ARGUMENTS = ("prompt", "bundle", "bundles", "first", "second", "recipe", "source", "name")
 
 
 @pytest.mark.parametrize(
