@@ -27,7 +27,7 @@ from draftsmith.bench.audit_checks import (
 )
 from draftsmith.bench.audit_cost import CostTest
 from draftsmith.bench.audit_law import LawTest, PairTest, SampledTest
-from draftsmith.bench.audit_report import AuditReport, Check, Status
+from draftsmith.bench.audit_report import NOT_REACHED, AuditReport, Check, Status
 from draftsmith.bench.audit_subject import Audited, Target
 from draftsmith.bench.differences import NEAR_TIE
 from draftsmith.core.fidelity import Fidelity
@@ -169,13 +169,17 @@ class Audit:
     def report(self, *, interrupted: bool = False) -> AuditReport:
         """What was found so far."""
         differs = any(check.status is Status.DIFFERS for check in self._found.values())
-        why = "a difference was found before" if differs else "not reached"
+        limit = self._limit()
+        if differs:
+            why = "a difference was found before"
+        else:
+            why = f"{NOT_REACHED}: {limit}" if limit else NOT_REACHED
         checks = [
             self._found.get(name) or Check(name=name, status=Status.NOT_TESTED, evidence=why) for name in self._waiting
         ]
         for test in self._tests:
             check = test.check()
-            unreached = differs and check.status is Status.NOT_TESTED
+            unreached = check.status is Status.NOT_TESTED and (differs or check.evidence == NOT_REACHED)
             checks.append(Check(name=check.name, status=check.status, evidence=why) if unreached else check)
         return AuditReport(
             checks=tuple(checks),
@@ -187,6 +191,7 @@ class Audit:
             seconds=self._seconds,
             interrupted=interrupted,
             is_lossy=self._plan.is_lossy,
+            limit=limit,
         )
 
     # -- inside -----------------------------------------------------------------------------------
@@ -217,6 +222,15 @@ class Audit:
         plan = self._plan
         late = plan.max_seconds is not None and monotonic() - self._began >= plan.max_seconds
         return late or self._bench.tokens >= plan.budget
+
+    def _limit(self) -> str:
+        """Which limit was reached, and what to raise; empty for none."""
+        plan = self._plan
+        if self._bench.tokens >= plan.budget:
+            return f"the budget of {plan.budget} tokens is spent, raise --budget"
+        if plan.max_seconds is not None and self._seconds >= plan.max_seconds:
+            return f"{plan.max_seconds:g} s are over, raise --max-seconds"
+        return ""
 
     def _settings(self, case: Case, **more: Any) -> dict[str, Any]:
         return {"max_new_tokens": self._plan.max_new_tokens, **case.settings, **more}

@@ -20,7 +20,7 @@ import numpy as np
 
 from draftsmith.bench.audit_checks import Bench
 from draftsmith.bench.audit_law import SampledTest
-from draftsmith.bench.audit_report import Check, Status
+from draftsmith.bench.audit_report import NOT_REACHED, Check, Status
 from draftsmith.bench.audit_subject import Answer, Asked, Judged
 from draftsmith.core.intervals import MeanInterval, mean_interval
 
@@ -130,7 +130,7 @@ class CostTest(SampledTest):
             shown = [] if self._last is None else [self._last.shown()]
             return Check(name=self.name, status=Status.DIFFERS, evidence=fault, figures=figures, reproduce=shown)
         if not self._num_tokens or self.accepted == 0:
-            why = "no draft was accepted" if self._num_tokens else "not reached"
+            why = "no draft was accepted" if self._num_tokens else NOT_REACHED
             return Check(name=self.name, status=Status.NOT_TESTED, evidence=why, figures=figures)
         told = self._greedy_figures(figures) if self._is_greedy else self._sampled_figures(figures)
         return Check(name=self.name, status=Status.LOSSY, evidence=told, figures=figures)

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any, final
 
 from draftsmith.bench.audit_checks import Bench
-from draftsmith.bench.audit_report import Check, Status
+from draftsmith.bench.audit_report import NOT_REACHED, Check, Status
 from draftsmith.bench.audit_subject import Answer, Asked
 from draftsmith.core.eprocess import EProcess, detectable, tokens_needed
 from draftsmith.core.pit import ARRANGEMENTS, STREAMS, TILTS, Transforms
@@ -147,7 +147,7 @@ class LawTest(SampledTest):
             shown = [] if self._last is None else [self._last.shown()]
             return Check(name=self.name, status=Status.DIFFERS, evidence=told, figures=figures, reproduce=shown)
         if process.count == 0 or (self.accepted == 0 and tells):
-            why = "no draft was accepted" if process.count else "not reached"
+            why = "no draft was accepted" if process.count else NOT_REACHED
             return Check(name=self.name, status=Status.NOT_TESTED, evidence=why, figures=figures)
         figures["detectable"] = detectable(process.count, self._alpha, len(STREAMS))
         could = (
@@ -212,7 +212,7 @@ class PairTest(SampledTest):
             shown = [] if self._last is None else [self._last.shown()]
             return Check(name=self.name, status=Status.DIFFERS, evidence=told, figures=figures, reproduce=shown)
         if self._bets.count == 0:
-            return Check(name=self.name, status=Status.NOT_TESTED, evidence="not reached", figures=figures)
+            return Check(name=self.name, status=Status.NOT_TESTED, evidence=NOT_REACHED, figures=figures)
         figures["detectable"] = found = detectable_by_pairs(self._plain, self._bets.count, self._alpha)
         could = "too few to see any drift" if found is None else f"a drift of {found:.2f} would show"
         told = (

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+NOT_REACHED = "not reached"
+"""Evidence of a check for which a limit, or an interrupt, left no room."""
+
 
 class Status(StrEnum):
     """The outcome of one check."""
@@ -55,7 +58,8 @@ class Check:
 @dataclass(frozen=True, kw_only=True)
 class AuditReport:
     """A whole audit. `tested`: drafter, rule, model, seed and the rest of what was asked for. `is_lossy`: a lossy rule
-    was, so that there is a cost to measure and nothing to certify.
+    was, so that there is a cost to measure and nothing to certify. `limit`: which limit ended it, and what to raise;
+    empty where none did.
     """
 
     checks: tuple[Check, ...]
@@ -67,6 +71,7 @@ class AuditReport:
     seconds: float
     interrupted: bool = False
     is_lossy: bool = False
+    limit: str = ""
 
     @property
     def verdict(self) -> Verdict:
@@ -134,9 +139,10 @@ def _statement(report: AuditReport) -> str:
     if report.accepted is not None:
         drafts = f"{report.accepted} of {report.drafted} drafted tokens accepted"
     said = f"{report.tested['subject']}: {report.tokens} tokens, {drafts}."
+    ended = f": {report.limit}" if report.limit else ""
     found = [check.figures["detectable"] for check in report.checks if check.figures.get("detectable") is not None]
     if report.verdict is Verdict.NOT_TESTED:
-        why = "no draft was accepted" if report.accepted == 0 else "no check was carried out"
+        why = "no draft was accepted" if report.accepted == 0 else f"no check was carried out{ended}"
         return f"Nothing was tested: {why}. {said}"
     if report.verdict is Verdict.DRIFTING:
         names = ", ".join(check.name for check in report.checks if check.status is Status.DIFFERS)
@@ -157,5 +163,5 @@ def _statement(report: AuditReport) -> str:
         )
     untested = sum(check.status is Status.NOT_TESTED for check in report.checks)
     if untested:
-        said += f" {untested} of {len(report.checks)} checks were not tested."
+        said += f" {untested} of {len(report.checks)} checks were not tested{ended}."
     return said + f" False alarms: at most {report.alpha:g} per audit."

@@ -189,22 +189,23 @@ def _carry_out(audit: Audit) -> bool:
 
 
 def _print_report(report: AuditReport) -> None:
+    from rich.table import Table
     from rich.text import Text
 
     console = OutputConsole(sys.stdout)
-    widths = [max(len(text) for text in column) for column in (["check", *(c.name for c in report.checks)], [*Status])]
-    rows = [("check", "outcome", "bold", "evidence")]
-    rows += [(check.name, check.status.value, _COLORS[check.status], check.evidence) for check in report.checks]
-    for name, outcome, style, evidence in rows:
-        # Lines, no table: evidence is to stay on one line where it is piped, and may wrap on a terminal.
-        line = Text(f"{name:{widths[0]}}  ").append(f"{outcome:{widths[1]}}", style=style).append(f"  {evidence}")
-        console.print(line, soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    for heading in ("check", "outcome", "evidence"):
+        table.add_column(heading, overflow="fold", no_wrap=heading != "evidence")
+    for check in report.checks:
+        table.add_row(check.name, Text(check.status.value, style=_COLORS[check.status]), check.evidence)
+    console.print(table)
     console.print()
     verdict = report.verdict.value.upper() + (" SO FAR (interrupted)" if report.interrupted else "")
-    console.print(f"{verdict}. {report.statement}", soft_wrap=True)
+    console.print(f"{verdict}. {report.statement}")
     for check in report.checks:
         if check.status in (Status.DIFFERS, Status.NUMERICS):
             for request in check.reproduce[:1]:
+                # On one line wherever it goes, for it is copied.
                 console.print(f"To see it again ({check.name}): {json.dumps(request, default=str)}", soft_wrap=True)
 
 

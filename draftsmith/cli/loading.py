@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from draftsmith.cli.options import CoreSamplingOptions, LengthOptions, SamplingOptions
+from draftsmith.cli.options import CoreSamplingOptions, LengthOptions, RuntimeOptions, SamplingOptions
 from draftsmith.errors import DataError, PromptError
 from draftsmith.registry import CONTROLLERS
 
@@ -49,6 +49,7 @@ def load_engine(choice: EngineChoice, *, drafter: str) -> Engine:
 
     Raises `UserError`s for everything that is wrong with the model, the drafter or the choice.
     """
+    _note_idle_controller(choice, [drafter])
     with loading_notice(f"loading {choice.model} ..."):
         from draftsmith.engine.engine import Engine
 
@@ -72,6 +73,7 @@ def load_arms(
     also one for every trained drafter that comes with the package for this model, by its method's name.
     Raises `UserError`s as `load_engine` does.
     """
+    _note_idle_controller(choice, drafters)
     with loading_notice(f"loading {choice.model} ..."):
         from draftsmith.drafters.shipped import shipped_drafters
         from draftsmith.engine.engine import Engine, EngineSettings
@@ -119,6 +121,7 @@ def load_for_texts(choice: RuntimeChoice, model: str, *, drafter: str, batch: in
 
     Raises `UserError`s as `load_engine` does, and `DataError` for a model without a chat template.
     """
+    _note_idle_controller(choice, [drafter])
     with loading_notice(f"loading {model} ..."):
         from draftsmith.bench.own_arm import OwnArm
         from draftsmith.cli.answering import ArmAnswerer
@@ -139,6 +142,14 @@ def load_for_texts(choice: RuntimeChoice, model: str, *, drafter: str, batch: in
         )
         arm = OwnArm("texts", Engine(loaded, settings, load=load), max_concurrency=batch)
         return ArmAnswerer(arm, is_remote=False), turns
+
+
+def _note_idle_controller(choice: RuntimeChoice, drafters: Sequence[str]) -> None:
+    """A controller that was asked for, where no drafter is, does nothing, and its user should know."""
+    if choice.controller != RuntimeOptions().controller and all(drafter == "none" for drafter in drafters):
+        from draftsmith.cli.console import note
+
+        note("nothing drafts: --controller has nothing to decide")
 
 
 def _loader(choice: RuntimeChoice) -> Callable[[str], LoadedModel]:

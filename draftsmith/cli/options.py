@@ -60,7 +60,9 @@ class RuntimeOptions:
 
     controller: Annotated[
         str,
-        Option("--controller", metavar="NAME", help="Draft lengths; draftsmith options lists them", rich_help_panel=_MODEL),
+        Option(
+            "--controller", metavar="NAME", help="Draft lengths; draftsmith options lists them", rich_help_panel=_MODEL
+        ),
     ] = "auto"
     backend: Annotated[
         str, Option("--backend", metavar="NAME", help="native, reference, or auto", rich_help_panel=_MODEL)

@@ -102,7 +102,9 @@ def options_of(options_class: type) -> tuple[OptionText, ...]:
     fields = dataclasses.fields(options_class)
     names = [item.name for item in fields]
     told: dict[str, str] = {}
-    for base in reversed(options_class.__mro__):  # a class without a word of its own on an option means what its base does
+    for base in reversed(
+        options_class.__mro__
+    ):  # a class without a word of its own on an option means what its base does
         told |= meanings(base.__doc__, names)
     return tuple(
         OptionText(

@@ -41,7 +41,8 @@ class HeuristicOptions:
     def __post_init__(self) -> None:
         if not 1 <= self.start <= self.max_draft <= MAX_NODES:
             raise OptionError(
-                f"heuristic: start {self.start} and max_draft {self.max_draft} need 1 <= start <= max_draft <= {MAX_NODES}"
+                f"heuristic: start {self.start} and max_draft {self.max_draft} need "
+                f"1 <= start <= max_draft <= {MAX_NODES}"
             )
         if not 0 <= self.threshold < 1:
             raise OptionError(f"heuristic: threshold is {self.threshold}; allowed: at least 0, below 1")

@@ -68,8 +68,8 @@ class InexactRule(ABC):
         """Raises `OptionError` where the rule has no meaning at a temperature."""
         if self.greedy is True and temperature > 0:
             raise OptionError(
-                f"rule {self.name} is for greedy requests (temperature 0), got temperature {temperature:g}; sampled ones "
-                "have rules adasd, typical and lenience"
+                f"rule {self.name} is for greedy requests (temperature 0), got temperature {temperature:g}; sampled "
+                "requests have rules adasd, typical and lenience"
             )
         if self.greedy is False and temperature == 0:
             raise OptionError(f"rule {self.name} needs a temperature above 0; greedy requests have rule asd")
