@@ -152,7 +152,7 @@ def read_options(options_class: type, values: Mapping[str, str], what: str) -> A
     hints = typing.get_type_hints(options_class)
     fields = dataclasses.fields(options_class)
     known = [item.name for item in fields]
-    kind, _, text = what.partition(" ")
+    kind, text = what.partition(" ")[0], what.split(" ", 1)[-1]
     name = text.partition(":")[0]
     converted: dict[str, Any] = {}
     for key, value in values.items():

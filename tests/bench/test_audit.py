@@ -73,8 +73,13 @@ def test_a_budget_is_kept_and_what_was_not_reached_is_said():
     report = audited(budget=700)
     assert report.tokens < 1000
     unreached = [check for check in report.checks if check.status is Status.NOT_TESTED]
-    assert unreached and {check.evidence for check in unreached} == {"not reached"}
-    assert audited(max_seconds=1e-9).verdict is Verdict.NOT_TESTED
+    assert unreached and {check.evidence for check in unreached} == {
+        "not reached: the budget of 700 tokens is spent, raise --budget"
+    }
+    assert "not tested: the budget of 700 tokens is spent, raise --budget." in report.statement
+    late = audited(max_seconds=1e-9)
+    assert late.verdict is Verdict.NOT_TESTED
+    assert "no check was carried out: 1e-09 s are over, raise --max-seconds." in late.statement
 
 
 def test_an_interrupted_audit_tells_what_it_found():

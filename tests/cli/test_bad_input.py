@@ -90,7 +90,7 @@ def test_a_prompt_that_is_not_text(complaint):
         ("--drafter", "oracle", "suffix"),
         ("--drafter", "ngram:length=3", "max_ngram"),
         ("--drafter", "ngram:max_ngram", "key=value"),
-        ("--drafter", "ngram:max_ngram=x", "int"),
+        ("--drafter", "ngram:max_ngram=x", "whole number"),
         ("--drafter", "no.such.module:Drafter", "no.such"),
         ("--drafter", "os:path", "not a class"),
         ("--drafter", ":Drafter", "cannot load"),

@@ -189,3 +189,13 @@ def test_characters_that_the_locale_lacks_do_not_end_the_answer(tiny):
     done = run_apart("generate", "-m", tiny, *options, "say xyz", env=environment)
     assert done.returncode == 0, done.stderr
     assert "?" in done.stdout
+
+
+def test_a_controller_without_a_drafter_is_told_to_have_nothing_to_do(tiny, capsys):
+    for words, notes in (
+        (["-d", "none", "--controller", "fixed"], 1),
+        (["-d", "none"], 0),
+        (["--controller", "fixed"], 0),
+    ):
+        assert run("generate", "-m", tiny, "-n", "3", *words, "abc") == 0
+        assert capsys.readouterr().err.count("nothing drafts: --controller has nothing to decide") == notes

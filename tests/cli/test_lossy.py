@@ -119,7 +119,8 @@ BENCH = ("bench", "-p", "builtin", "-o", "x")
 AUDIT = ("-n", "12", "--controller", "fixed")
 
 
-def test_an_audit_measures_a_lossy_rule_and_never_calls_it_exact(call, other):
+def test_an_audit_measures_a_lossy_rule_and_never_calls_it_exact(call, other, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
     drafter = f"draft_model:model={other}"
     captured = call("audit", *AUDIT, "-t", "1", "-d", drafter, "--rule", LENIENT, code=4)
     lines = captured.out.splitlines()

@@ -9,7 +9,7 @@ from draftsmith.control.base import RequestOutcome, RequestSignal, StepSeconds
 from draftsmith.core.tree import chain, validate
 from draftsmith.core.types import Law, Proposal, ProposalKind, Tree
 from draftsmith.errors import OptionError
-from draftsmith.registry import CONTROLLERS, load_class, parse_selection, read_options
+from draftsmith.registry import CONTROLLERS, DRAFTERS, load_class, parse_selection, read_options
 
 SELECTIONS = [
     "fixed",
@@ -147,17 +147,36 @@ def test_fixed_is_fixed():
     ("text", "complaint"),
     [
         ("fixed:num_draft=-1", "num_draft is -1"),
+        ("fixed:num_draft=512", "allowed: 0 .* to 511"),
+        ("goodput:max_draft=1000", "allowed: 1 to 511"),
+        ("prefix-scheduler:max_draft=1000", "allowed: 1 to 511"),
+        ("prefix-scheduler:stale=99999999999999999999", "allowed: 0 to 64"),
+        ("heuristic:max_draft=1000", "max_draft <= 511"),
+        ("heuristic:memory=99999999999999999999", "allowed: 6 to 100000"),
+        ("bandit:arms=0+1000", "no length is above 511"),
+        ("ema:tiers=1=1+1000", "no length is above 511"),
+        ("ema:down=1", "down 1.0 is above up 0.0"),
+        ("goodput:cheap_look=2", "cheap_look is 2.0; allowed: 0 .* to 1"),
+        ("goodput:margin=inf", "'inf' is not a number"),
+        ("goodput:measured=maybe", "'maybe' is neither true nor false"),
         ("goodput:max_draft=0", "max_draft is 0"),
         ("goodput:margin=-1", "margin is -1"),
         ("goodput:cheap_look=-1", "cheap_look is -1"),
         ("goodput:probe_min=0", "probe_min 0"),
         ("goodput:probe_min=9:probe_max=8", "probe_max 8"),
-        ("goodput:alpha=2", "unknown option 'alpha'"),
+        ("goodput:alpha=2", "unknown option 'alpha'.*; see draftsmith options goodput$"),
+        ("godput", "did you mean goodput[?]"),
     ],
 )
 def test_bad_options(text, complaint):
     with pytest.raises(OptionError, match=complaint):
         make(text)
+
+
+def test_hyphens_and_underscores_are_the_same():
+    for name in ("prefix-scheduler", "prefix_scheduler"):
+        assert parse_selection(f"{name}:max-draft=3", CONTROLLERS, "controller").options == {"max_draft": "3"}
+    assert parse_selection("draft-model:model=x", DRAFTERS, "drafter").target == DRAFTERS["draft_model"]
 
 
 def test_no_option_is_not_a_number():

@@ -283,10 +283,11 @@ def test_memory_is_counted():
 @pytest.mark.parametrize(
     ("option", "complaint"),
     [
-        ("", "write draft_model:model=NAME"),
+        ("", "write draft_model:model=VALUE"),
+        (":model=", "write draft_model:model=NAME"),
         (":model=near:max_draft=0", "max_draft is 0"),
         (":model=near:tree=3x0", "children per level"),
-        (":model=near:tree=abc", "children per level"),
+        (":model=near:tree=abc", "write auto, chain, or children per level like 3x2x1"),
     ],
 )
 def test_bad_options(option, complaint):

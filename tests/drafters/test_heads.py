@@ -316,7 +316,7 @@ def test_what_does_not_fit_is_refused(name, tmp_path):
         ("medusa:path=nowhere", "cannot be read"),
         ("medusa:path=toy/medusa:max_draft=0", "max_draft is 0"),
         ("hydra:path=toy/hydra:tree=3x0", "children per level"),
-        ("hydra:path=toy/hydra:tree=many", "children per level"),
+        ("hydra:path=toy/hydra:tree=many", "auto, chain, a number of nodes like 24, or children per level like 3x2x1"),
         ("hydra:path=toy/hydra:tree=2x2x2x2", "drafts 3 at most"),
         ("gloeckle:path=toy/hydra", "not of 'gloeckle'"),
     ],

@@ -133,7 +133,8 @@ def test_a_prompt_is_indexed_while_it_is_read():
         ("ngram:max_draft=0", "max_draft is 0"),
         ("ngram:prefer=first", "allowed: latest, earliest"),
         ("ngram:n=3", "unknown option 'n'"),
-        ("ngram:max_ngram=many", "'many' is not a int"),
+        ("ngram:max_ngrm=3", "did you mean max_ngram[?]"),
+        ("ngram:max_ngram=many", "'many' is not a whole number"),
     ],
 )
 def test_bad_options(text, complaint):

@@ -327,6 +327,7 @@ def create(text, backend):
     [
         ("eagle3", "path=DIRECTORY"),
         ("eagle3:path=x:tree=3xx2", "children per level"),
+        ("eagle3:path=x:tree=dynamc", "write auto, chain, dynamic, or children per level like 3x2x1"),
         ("eagle3:path=x:max_draft=0", "max_draft is 0"),
         ("eagle3:path=x:top_k=3", "tree=dynamic"),
         ("eagle2:path=x:depth=0", "depth is 0"),

@@ -143,7 +143,8 @@ def test_a_saved_tree_of_another_vocabulary_is_refused(tmp_path):
         ("max_spec_factor=-1", "max_spec_factor is -1"),
         ("min_token_prob=1.5", "min_token_prob is 1.5"),
         ("max_cached_requests=-2", "max_cached_requests is -2"),
-        ("tree=maybe", "'maybe' is not a bool"),
+        ("tree=24", "option tree: '24' is neither true nor false"),
+        ("max_spec_factor=inf", "'inf' is not a number"),
     ],
 )
 def test_bad_options(option, complaint):
