@@ -193,7 +193,7 @@ add_command(
     "options",
     RegisteredOptions,
     "draftsmith.cli.registered:run",
-    text="List drafters, controllers and rules, and the options of each.",
+    text="List drafters, controllers and rules with their options.",
     example="draftsmith options goodput",
 )
 

@@ -30,10 +30,11 @@ class SuffixOptions:
     """Options of the suffix drafter.
 
     `max_depth`: longest substring the trees know; match and draft together stay within it. `max_spec_factor`:
-    a match of m tokens may draft floor(m * max_spec_factor + max_spec_offset) tokens. `max_spec_offset`: as
-    there. `min_token_prob`: least path probability of a drafted token. `max_cached_requests`: answers kept in
-    the global tree, oldest out first (-1: no limit, 0: no global tree). `tree`: draft the likeliest nodes in
-    place of the likeliest path. `path`: a saved global tree to start from (`save_global` writes one).
+    a match of m tokens may draft floor(m * max_spec_factor + max_spec_offset) tokens. `max_spec_offset`: tokens
+    that may be drafted whatever the match, see max_spec_factor. `min_token_prob`: least path probability of a
+    drafted token. `max_cached_requests`: answers kept in the global tree, oldest out first (-1: no limit, 0: no
+    global tree). `tree`: draft the likeliest nodes in place of the likeliest path. `path`: a saved global tree to
+    start from (`save_global` writes one).
     """
 
     max_depth: int = 64
