@@ -28,8 +28,8 @@ _TUNE_EVERY = 4  # steps between two looks at the curve
 class HeuristicOptions:
     """Options of the heuristic.
 
-    `start`: draft length of a new request. `max_draft`: longest draft length. `threshold`: confidence below which drafting stops, to
-    begin with (0: never stops). `online`: tune the threshold. `memory`: trials it is tuned on.
+    `start`: draft length of a new request. `max_draft`: longest draft length. `threshold`: confidence below which
+    drafting stops, to begin with (0: never stops). `online`: tune the threshold. `memory`: trials it is tuned on.
     """
 
     start: int = 5
