@@ -35,7 +35,7 @@ def make(text):
     """The controller a selection names."""
     selection = parse_selection(text, CONTROLLERS, "controller")
     controller_class = load_class(selection)
-    return controller_class.create(read_options(controller_class.Options, selection.options, text))
+    return controller_class.create(read_options(controller_class.Options, selection.options, f"controller {text}"))
 
 
 def test_every_controller_of_the_table_is_here():
