@@ -221,7 +221,7 @@ def test_every_option_has_its_effect():
     assert sum(wary.drafted) < 0.7 * sum(eager.drafted)
     asked = {}
     for cheap_look in (0.0, 1.0):
-        controller = auto(cheap_look=cheap_look)
+        controller = auto(cheap_look=cheap_look, max_draft=4)
         simulate(controller, streams(0, [(200, 0.0)]), QUANTISED, MODEL)
         asked[cheap_look] = sum(controller.budget([RequestSignal(9, "synthetic", 30, 5)])[0] > 0 for _ in range(5))
     assert asked == {0.0: 0, 1.0: 5}
