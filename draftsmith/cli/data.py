@@ -83,9 +83,9 @@ def run_synth(options: SynthOptions) -> int:
     request_settings(temperature=options.prompt_temperature)
     settings = {"model": options.model, "backend": options.backend, "dtype": options.dtype, **asdict(wanted)}
     settings["openers"] = synthesis.openers_digest()
-    check_place(options.output, "synth", settings)
-    answerer, turns = load_for_texts(options, options.model, drafter=options.drafter, batch=options.batch)
-    with TextStore(options.output, "synth", settings) as store:
+    check_place(options.output, "synth", settings, partly=True)
+    answerer, turns, files = load_for_texts(options, options.model, drafter=options.drafter, batch=options.batch)
+    with TextStore(options.output, "synth", {**settings, **files}) as store:
         sieve = Sieve()
         for text in store.texts():
             sieve.keep(text)
@@ -126,18 +126,23 @@ def run_regenerate(options: RegenerateOptions) -> int:
     }  # fmt: skip
     settings = {"prompts_sha256": loaded.sha256, "max_turns": options.max_turns, **source, **asdict(wanted)}
     goal = Goal(numbers=len(conversations))
-    check_place(options.output, "regenerate", settings)
-    with _answerer(options) as answerer, TextStore(options.output, "regenerate", settings) as store:
+    check_place(options.output, "regenerate", settings, partly=True)
+    with (
+        _answerer(options) as (answerer, facts),
+        TextStore(options.output, "regenerate", {**settings, **facts}) as store,
+    ):
         first = store.next_number
         jobs = regenerate.jobs(conversations[first:], wanted, first)
         return _write(options, jobs, answerer, store, goal, None)
 
 
 @contextmanager
-def _answerer(options: RegenerateOptions) -> Iterator[ArmAnswerer]:
-    """Our engine, or the endpoint that was named."""
+def _answerer(options: RegenerateOptions) -> Iterator[tuple[ArmAnswerer, dict[str, Any]]]:
+    """Our engine, or the endpoint that was named; and what tells its model from another of the same name."""
     if not options.endpoint:
-        yield load_for_texts(options, options.model or "smollm2", drafter=options.drafter, batch=options.batch)[0]
+        model = options.model or "smollm2"
+        answerer, _, files = load_for_texts(options, model, drafter=options.drafter, batch=options.batch)
+        yield answerer, files
         return
     from draftsmith.bench.arms import RunInfo
     from draftsmith.bench.endpoint_arm import EndpointArm, EndpointOptions
@@ -153,8 +158,8 @@ def _answerer(options: RegenerateOptions) -> Iterator[ArmAnswerer]:
     )
     arm = EndpointArm.create("endpoint", asked, RunInfo())
     try:
-        arm.open()
-        yield ArmAnswerer(arm, is_remote=True)
+        # Where none was named it is the first that the server lists, today.
+        yield ArmAnswerer(arm, is_remote=True), {"served_model": arm.open().model}
     finally:
         arm.close()
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from draftsmith.engine.loading import LoadedModel
     from draftsmith.training.turns import Turns
 
+_NO_FILE_FACTS = frozenset({"path", "backend", "dtype", "device", "threads", "processor"})
+"""Of a model's identity: where it lies and how it is run, which change nothing of what it is."""
+
 
 class RuntimeChoice(Protocol):
     """The options that decide how a model runs."""
@@ -116,8 +119,10 @@ def load_audited(
         return audited, plain_of(plain), Target(model), model.chat is not None
 
 
-def load_for_texts(choice: RuntimeChoice, model: str, *, drafter: str, batch: int) -> tuple[ArmAnswerer, Turns]:
-    """An engine that writes `batch` training texts at once, and how its target reads conversations.
+def load_for_texts(
+    choice: RuntimeChoice, model: str, *, drafter: str, batch: int
+) -> tuple[ArmAnswerer, Turns, dict[str, Any]]:
+    """An engine that writes `batch` training texts at once; how its target reads conversations; what its files are.
 
     Raises `UserError`s as `load_engine` does, and `DataError` for a model without a chat template.
     """
@@ -141,7 +146,8 @@ def load_for_texts(choice: RuntimeChoice, model: str, *, drafter: str, batch: in
             prefix_cache=True,
         )
         arm = OwnArm("texts", Engine(loaded, settings, load=load), max_concurrency=batch)
-        return ArmAnswerer(arm, is_remote=False), turns
+        files = {f"model_{key}": value for key, value in loaded.identity.items() if key not in _NO_FILE_FACTS}
+        return ArmAnswerer(arm, is_remote=False), turns, files
 
 
 def _note_idle_controller(choice: RuntimeChoice, drafters: Sequence[str]) -> None:

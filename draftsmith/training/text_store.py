@@ -2,13 +2,15 @@
 
 Filled by `data synth` and `data regenerate`. Kept texts go to shards, what was dropped to `dropped.ndjson`, both in the
 order of their numbers, and `about.json` says how they came about. Invariants: every number up to the last is in one
-of the two; whatever kills a run, the next one finds that again, cuts off what is torn or stands behind a gap,
-and goes on at the first number that is missing.
+of the two; whatever kills a run, the next one finds that again, cuts off a torn last line, parks what stands behind
+a gap, and goes on at the first number that is missing; a line that is damaged otherwise, and files of others,
+stay as they are.
 """
 
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 from collections import Counter
@@ -19,7 +21,7 @@ from types import TracebackType
 from typing import IO, Any, Self, final
 
 from draftsmith.errors import DataError
-from draftsmith.training.texts import SHARDS, Dropped, Text, text_from, text_of
+from draftsmith.training.texts import Dropped, Text, dropped_from, json_of, text_from, text_of
 
 FORMAT = 1
 ABOUT, DROPPED, PARKED, LOCK = "about.json", "dropped.ndjson", "parked.ndjson", ".lock"
@@ -46,6 +48,7 @@ class TextStore:
         self.answer_tokens = 0
         self.cut_answers = 0
         self.dropped: Counter[str] = Counter()
+        self.parked: dict[int, Text | Dropped] = {}
         self._shard_texts = shard_texts
         self._shard: IO[bytes] | None = None
         self._drops: IO[bytes] | None = None
@@ -59,7 +62,6 @@ class TextStore:
             self._claim()
             self._begin(made_by, settings)
             self.next_number = self._mend()
-            self.parked = _parked(path / PARKED, self.next_number)
         except BaseException as error:
             self._lock.close()
             if isinstance(error, OSError):
@@ -97,11 +99,10 @@ class TextStore:
         number = self.next_number
         try:
             if isinstance(outcome, Dropped):
-                entry = {"number": number, "id": outcome.text_id, "reason": outcome.reason, "sample": outcome.sample}
-                self._write(self._drops_file(), entry)
+                _write(self._drops_file(), number, outcome)
                 self.dropped[_short(outcome.reason)] += 1
             else:
-                self._write(self._shard_file(), {"number": number, **outcome.as_json()})
+                _write(self._shard_file(), number, outcome)
                 self._count(outcome.answer_tokens, outcome.finish_reason)
         except OSError as error:
             raise DataError(f"cannot write raw texts to {self.path}: {error.strerror or error}") from error
@@ -109,18 +110,12 @@ class TextStore:
 
     def park(self, number: int, outcome: Text | Dropped) -> None:
         """Keep what ended before its turn, for a run that goes on from here."""
-        entry = (
-            {"dropped": [outcome.reason, outcome.text_id, outcome.sample]}
-            if isinstance(outcome, Dropped)
-            else {"text": outcome.as_json()}
-        )
         try:
             if self._parking is None:
                 # Begun anew, with what still waits: what has been added since is of no use here.
-                self._parking = (self.path / PARKED).open("wb")
-                for waiting, earlier in sorted(self.parked.items()):
-                    self.park(waiting, earlier)
-            self._write(self._parking, {"number": number, **entry})
+                self._park_anew()
+                self._parking = (self.path / PARKED).open("ab")
+            _write(self._parking, number, outcome)
         except OSError as error:
             raise DataError(f"cannot write raw texts to {self.path}: {error.strerror or error}") from error
 
@@ -131,21 +126,34 @@ class TextStore:
         self.answer_tokens += answer_tokens
         self.cut_answers += finish_reason == "length"
 
-    def _write(self, file: IO[bytes], entry: Mapping[str, Any]) -> None:
-        file.write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
-        file.flush()
+    def _shard_path(self, number: int) -> Path:
+        return self.path / f"texts-{number:05d}.jsonl"
 
     def _shards(self) -> list[Path]:
-        return sorted(self.path.glob(SHARDS))
+        """Ours, which have numbers without a gap: a shard is begun when the one before is full and on disk."""
+        return list(itertools.takewhile(Path.exists, map(self._shard_path, itertools.count())))
 
     def _shard_file(self) -> IO[bytes]:
-        if self._shard is None or self.num_texts % self._shard_texts == 0:
+        is_full = self.num_texts % self._shard_texts == 0
+        if self._shard is None or is_full:
             if self._shard is not None:
                 os.fsync(self._shard.fileno())
                 self._shard.close()
-            number = self.num_texts // self._shard_texts
-            self._shard = (self.path / f"texts-{number:05d}.jsonl").open("ab")
+                self._shard = None
+            path = self._shard_path(self.num_texts // self._shard_texts)
+            if is_full and path.exists() and path.stat().st_size:
+                raise DataError(f"{path} is not of this run and stands in its way; move it to another place")
+            self._shard = path.open("ab")
         return self._shard
+
+    def _park_anew(self) -> None:
+        """Put what waits in place of what is parked, whole and on disk."""
+        part = self.path / f"{PARKED}.part"
+        with part.open("wb") as file:
+            for number, outcome in sorted(self.parked.items()):
+                _write(file, number, outcome)
+            os.fsync(file.fileno())
+        os.replace(part, self.path / PARKED)
 
     def _drops_file(self) -> IO[bytes]:
         if self._drops is None:
@@ -169,11 +177,15 @@ class TextStore:
             os.replace(part, self.path / ABOUT)
 
     def _mend(self) -> int:
-        """Find the first number that is missing, and cut off what stands behind it or is torn."""
+        """Find the first number that is missing, park what stands behind it, and cut off that and torn last lines."""
         found: dict[int, _Line] = {}
-        files = [*self._shards(), *([self.path / DROPPED] if (self.path / DROPPED).exists() else [])]
+        files = [*self._shards(), *filter(Path.exists, [self.path / DROPPED])]
         for path in files:
-            found |= {line.number: line for line in _lines(path)}
+            for line, _ in _lines(path):
+                if line.number in found:
+                    raise DataError(f"{line.where}: text {line.number} is in {found[line.number].where} too; "
+                                    "remove one of the two lines")  # fmt: skip
+                found[line.number] = line
         ends = dict.fromkeys(files, 0)
         number = 0
         while number in found:
@@ -184,16 +196,22 @@ class TextStore:
             else:
                 self.dropped[_short(line.reason)] += 1
             number += 1
+        self.parked = _parked(self.path / PARKED, number)
+        if len(found) > number:
+            self.parked |= {line.number: outcome for path in files for line, outcome in _lines(path)
+                            if line.number > number}  # fmt: skip
+            self._park_anew()
         for path, end in ends.items():
-            if not end:
-                path.unlink()
-            elif path.stat().st_size > end:
+            if path.stat().st_size > end:
                 os.truncate(path, end)
         return number
 
 
-def check_place(path: Path, made_by: str, settings: Mapping[str, Any]) -> bool:
-    """Whether texts of these settings have been begun there; changes nothing. Raises `DataError` for anything else."""
+def check_place(path: Path, made_by: str, settings: Mapping[str, Any], *, partly: bool = False) -> bool:
+    """Whether texts of these settings have been begun there; changes nothing. Raises `DataError` for anything else.
+
+    `partly`: more settings will be known later, so that those which are missing here are no difference.
+    """
     where = path / ABOUT
     try:
         others = sorted(item.name for item in path.iterdir()) if path.exists() else []
@@ -208,13 +226,13 @@ def check_place(path: Path, made_by: str, settings: Mapping[str, Any]) -> bool:
     try:
         about = json.loads(written)
         before, by, number = about["settings"], about["made_by"], about["draftsmith_texts"]
-        names = {*before}
-    except (ValueError, KeyError, TypeError) as error:
+        names = {*before.keys()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{where}: not written by `draftsmith data`; name another --output") from error
     if (by, number) != (made_by, FORMAT):
         raise DataError(f"{path} was made by `draftsmith data {by}`, format {number}; name another --output")
     now = json.loads(json.dumps(settings))
-    for key in sorted(names | {*now}):
+    for key in sorted(now if partly else names | {*now}):
         if before.get(key) != now.get(key):
             raise DataError(
                 f"{path} was begun with {key} {before.get(key)!r}, now it is {now.get(key)!r}: go on with the same, "
@@ -227,16 +245,66 @@ def _short(reason: str) -> str:
     return reason.partition(":")[0]
 
 
+def _write(file: IO[bytes], number: int, outcome: Text | Dropped) -> None:
+    entry = {"number": number, **outcome.as_json()}
+    # Half a character, as a server's complaint may hold one, becomes the JSON escape it came from.
+    file.write(json.dumps(entry, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
+    file.flush()
+
+
 @dataclass(frozen=True, slots=True)
 class _Line:
     """Where a text stands, and what is counted of it. `reason`: why it was dropped, None for one that is kept."""
 
     number: int
     path: Path
+    place: int
     end: int
     reason: str | None
     answer_tokens: int
     finish_reason: str
+
+    @property
+    def where(self) -> str:
+        return f"{self.path}, line {self.place}"
+
+
+def _lines(path: Path) -> Iterator[tuple[_Line, Text | Dropped]]:
+    """The lines of a file but a last one that is torn. Raises `DataError` for one that is damaged otherwise."""
+    end, last = 0, -1
+    with path.open("rb") as file:
+        for place, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            end += len(line)
+            try:
+                number, outcome = _read(line, f"{path}, line {place}")
+                if number <= last:
+                    raise DataError(f"{path}, line {place}: text {number} stands behind text {last}")
+            except DataError as error:
+                raise DataError(f"{error}; repair or remove that line, or the file if it is not of this run") from error
+            last = number
+            yield (
+                _Line(
+                    number=number,
+                    path=path,
+                    place=place,
+                    end=end,
+                    reason=outcome.reason if isinstance(outcome, Dropped) else None,
+                    answer_tokens=outcome.answer_tokens if isinstance(outcome, Text) else 0,
+                    finish_reason=outcome.finish_reason if isinstance(outcome, Text) else "",
+                ),
+                outcome,
+            )
+
+
+def _read(line: bytes, where: str) -> tuple[int, Text | Dropped]:
+    """What `_write` wrote. Raises `DataError`."""
+    entry = json_of(line, where)
+    number = entry.get("number") if isinstance(entry, dict) else None
+    if type(number) is not int or number < 0:
+        raise DataError(f"{where}: expected an object with a 'number'")
+    return number, dropped_from(entry, where) if "reason" in entry else text_from(entry, where)
 
 
 def _parked(path: Path, next_number: int) -> dict[int, Text | Dropped]:
@@ -247,36 +315,9 @@ def _parked(path: Path, next_number: int) -> dict[int, Text | Dropped]:
     with path.open("rb") as file:
         for line in file:
             try:
-                entry = json.loads(line)
-                number, dropped = entry["number"], entry.get("dropped")
-                if dropped is None:
-                    outcome: Text | Dropped = text_from(entry["text"], str(path))
-                else:
-                    outcome = Dropped(reason=dropped[0], text_id=dropped[1], sample=dropped[2])
-            except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+                number, outcome = _read(line, str(path))
+            except DataError:
                 continue
             if number >= next_number:
                 found[number] = outcome
     return found
-
-
-def _lines(path: Path) -> Iterator[_Line]:
-    """The lines of a file up to the first that is torn or none of ours."""
-    end = 0
-    with path.open("rb") as file:
-        for line in file:
-            end += len(line)
-            try:
-                entry = json.loads(line) if line.endswith(b"\n") else None
-            except (ValueError, RecursionError):
-                return
-            if not isinstance(entry, dict) or type(entry.get("number")) is not int:
-                return
-            yield _Line(
-                number=entry["number"],
-                path=path,
-                end=end,
-                reason=str(entry.get("reason")) if path.name == DROPPED else None,
-                answer_tokens=int(entry.get("answer_tokens", 0)),
-                finish_reason=str(entry.get("finish_reason")),
-            )

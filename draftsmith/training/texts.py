@@ -60,6 +60,10 @@ class Dropped:
     text_id: str = ""
     sample: str = ""
 
+    def as_json(self) -> dict[str, Any]:
+        """A line of what was dropped."""
+        return {"id": self.text_id, "reason": self.reason, "sample": self.sample}
+
 
 def find_files(inputs: Sequence[Path]) -> list[Path]:
     """The files of raw texts among files and directories, sorted within each. Raises `DataError` for none."""
@@ -100,13 +104,14 @@ def _is_whole(line: bytes) -> bool:
 
 def text_of(line: bytes, where: str) -> Text:
     """The text of a line. Raises `DataError`."""
+    return text_from(json_of(line, where), where)
+
+
+def json_of(line: bytes, where: str) -> Any:
+    """What a line says. Raises `DataError`."""
     try:
-        return text_from(json.loads(line), where)
-    except RecursionError as error:
-        raise DataError(f"{where}: not JSON ({error})") from error
-    except DataError:
-        raise
-    except ValueError as error:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not JSON ({error})") from error
 
 
@@ -123,13 +128,14 @@ def text_from(item: Any, where: str) -> Text:
             raise DataError(f"{where}: message {number} must have a role ({', '.join(ROLES)}) and a text as content")
         if not _is_text(content):
             raise DataError(f"{where}: message {number} holds half a character (an unpaired surrogate)")
-    number_keys: dict[str, Any] = {"temperature": (int, float), "seed": int, "answer_tokens": int}
-    for key, kind in number_keys.items():
-        if not isinstance(item.get(key, 0), kind):
-            raise DataError(f"{where}: {key!r} must be a number, found {item[key]!r}")
+    for key, kinds in (("temperature", (int, float)), ("seed", (int,)), ("answer_tokens", (int,))):
+        value = item.get(key, 0)
+        # JSON spells numbers that nothing can count with: NaN, and some of thousands of digits.
+        if type(value) not in kinds or not abs(value) < 2**64 or (key == "answer_tokens" and value < 0):
+            raise DataError(f"{where}: {key!r} must be a number, found {value!r:.40}")
     finish_reason = item.get("finish_reason", "stop")
     if finish_reason not in ("stop", "length"):
-        raise DataError(f"{where}: 'finish_reason' must be 'stop' or 'length', found {finish_reason!r}")
+        raise DataError(f"{where}: 'finish_reason' must be 'stop' or 'length', found {finish_reason!r:.40}")
     return Text(
         messages=[{"role": message["role"], "content": message["content"]} for message in messages],
         text_id=str(item.get("id", "")),
@@ -139,6 +145,15 @@ def text_from(item: Any, where: str) -> Text:
         answer_tokens=item.get("answer_tokens", 0),
         details={key: value for key, value in item.items() if key not in _OWN_KEYS},
     )
+
+
+def dropped_from(item: Mapping[str, Any], where: str) -> Dropped:
+    """What a line says of a text that was dropped. Raises `DataError`."""
+    said = {key: item.get(key, "") for key in ("reason", "id", "sample")}
+    for key, value in said.items():
+        if not isinstance(value, str):
+            raise DataError(f"{where}: {key!r} must be text, found {value!r:.40}")
+    return Dropped(reason=said["reason"], text_id=said["id"], sample=said["sample"])
 
 
 def _is_text(text: str) -> bool:
