@@ -75,6 +75,9 @@ class Counters:
                 raise ValueError(f"{name} is {count!r:.40}, no count")
 
 
+MOST_TIMEOUT = 86400.0
+"""Seconds; the system's own waits cannot be much longer than a few of these."""
+
 COUNTED_BY = "tokens_counted_by"
 """Among the details of an answer without ids: how its tokens were counted; "estimate: ..." where nobody did."""
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +35,7 @@ from draftsmith.bench.tables import read_table, to_records, write_table
 from draftsmith.bench.workloads.prompt import is_text
 from draftsmith.core.stats import EventLog, RequestStepRecord, StepRecord
 from draftsmith.errors import OptionError, UserError
+from draftsmith.io.staging import staged_file
 
 _MARKER = "config.json"
 _JOURNAL = "journal.jsonl"
@@ -338,10 +338,8 @@ def _is_ours(config: Any) -> bool:
 
 def _write(path: Path, parts: Iterable[str]) -> None:
     """Write a file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.new")
-    with temporary.open("w", encoding="utf-8") as stream:
+    with staged_file(path) as temporary, temporary.open("w", encoding="utf-8") as stream:
         stream.writelines(parts)
-    os.replace(temporary, path)
 
 
 def _read_lines(path: Path, *, is_whole: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:

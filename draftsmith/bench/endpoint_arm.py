@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Self, final
 
-from draftsmith.bench.arms import Answer, Arm, Arrival, Ask, Counters, Description, RunInfo
+from draftsmith.bench.arms import MOST_TIMEOUT, Answer, Arm, Arrival, Ask, Counters, Description, RunInfo
 from draftsmith.bench.endpoint_http import Address, EndpointError, Exchange, Unreachable
 from draftsmith.bench.endpoint_servers import (
     SERVERS,
@@ -65,8 +65,10 @@ class EndpointOptions:
             raise OptionError(f"endpoint: kind is {self.kind!r}; allowed: auto, {', '.join(SERVERS)}")
         if self.concurrency < 1:
             raise OptionError(f"endpoint: concurrency is {self.concurrency}; it must be at least 1")
-        if not self.timeout > 0:
-            raise OptionError(f"endpoint: timeout is {self.timeout:g}; it must be above 0")
+        if not 0 < self.timeout <= MOST_TIMEOUT:
+            raise OptionError(
+                f"endpoint: timeout is {self.timeout:g}; it must be above 0 and at most {MOST_TIMEOUT:g} s (a day)"
+            )
         if self.key_env is not None and not os.environ.get(self.key_env):
             raise OptionError(f"endpoint: key_env names {self.key_env}, which is not set")
         if not all("!" <= letter <= "~" for letter in os.environ.get(self.key_env or "", "")):

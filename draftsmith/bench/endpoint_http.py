@@ -128,7 +128,7 @@ class Exchange:
         with self._telling(), self._sent("POST", path, body) as response:
             kind = response.headers.get_content_type()
             if kind != "text/event-stream":
-                said = _short(response.read1(_MOST_ERROR_BODY).decode("utf-8", "replace"))
+                said = short(response.read1(_MOST_ERROR_BODY).decode("utf-8", "replace"))
                 raise EndpointError(f"did not stream but sent {kind}: {said}")
             for seconds, line in _lines(response):
                 name, _, value = line.partition(":")
@@ -156,7 +156,7 @@ class Exchange:
             response = connection.getresponse()
             with response:
                 if response.status != 200:
-                    said = _short(_message(response.read1(_MOST_ERROR_BODY).decode("utf-8", "replace")))
+                    said = short(_message(response.read1(_MOST_ERROR_BODY).decode("utf-8", "replace")))
                     raise EndpointError(f"answered {response.status} {response.reason}" + (f": {said}" if said else ""))
                 yield response
         finally:
@@ -175,11 +175,11 @@ class Exchange:
         except http.client.IncompleteRead as error:
             raise EndpointError("broke off in the middle of its answer") from error
         except http.client.HTTPException as error:
-            raise EndpointError(f"does not speak HTTP: {type(error).__name__} {_short(str(error))}".strip()) from error
+            raise EndpointError(f"does not speak HTTP: {type(error).__name__} {short(str(error))}".strip()) from error
         except OSError as error:
             raise EndpointError(f"broke off: {_why(error)}") from error
         except ValueError as error:  # such as a host name that none can have
-            raise EndpointError(f"cannot be asked: {_short(str(error))}") from error
+            raise EndpointError(f"cannot be asked: {short(str(error))}") from error
 
 
 def _lines(response: http.client.HTTPResponse) -> Iterator[tuple[float, str]]:
@@ -193,16 +193,16 @@ def _lines(response: http.client.HTTPResponse) -> Iterator[tuple[float, str]]:
         for line in whole:
             yield seconds, line.decode("utf-8", "replace").strip()
     if rest.strip():
-        raise EndpointError(f"broke off in the middle of an event: {_short(rest.decode('utf-8', 'replace'))}")
+        raise EndpointError(f"broke off in the middle of an event: {short(rest.decode('utf-8', 'replace'))}")
 
 
 def _object(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise EndpointError(f"sent what is no JSON: {_short(text)}") from error
+        raise EndpointError(f"sent what is no JSON: {short(text)}") from error
     if not isinstance(found, dict):
-        raise EndpointError(f"sent what is no object: {_short(text)}")
+        raise EndpointError(f"sent what is no object: {short(text)}")
     return found
 
 
@@ -220,10 +220,11 @@ def _message(body: str) -> str:
 
 def error_in(event: dict[str, Any]) -> str | None:
     """What an event says went wrong; None where nothing did."""
-    return _short(_message(json.dumps(event))) if event.get("error") else None
+    return short(_message(json.dumps(event))) if event.get("error") else None
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """As much as an error repeats of what a server said, on one line."""
     text = " ".join(text.split())
     return text if len(text) <= _SHOWN else text[:_SHOWN] + " ..."
 

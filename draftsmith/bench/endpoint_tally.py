@@ -8,11 +8,12 @@ tokens, and `counted_by` says how.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
 from draftsmith.bench.arms import COUNTED_BY, Answer, Arrival, Ask
-from draftsmith.bench.endpoint_http import EndpointError, error_in
+from draftsmith.bench.endpoint_http import EndpointError, error_in, short
 from draftsmith.bench.endpoint_servers import request_counters
 from draftsmith.bench.workloads.prompt import mended
 
@@ -53,7 +54,7 @@ class Tally:
         try:
             return self._take(seconds, event)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise EndpointError(f"sent a chunk of unknown form: {type(error).__name__}: {error}") from error
+            raise EndpointError(f"sent a chunk of unknown form: {short(json.dumps(event))}") from error
 
     def _take(self, seconds: float, event: dict[str, Any]) -> Arrival | None:
         self._usage = _told(event, "usage") or self._usage
@@ -92,7 +93,7 @@ class Tally:
             if by in (None, name) and total is not None:
                 self._counted_by = name
                 if total < self._counted:
-                    raise ValueError(f"{name} tells {total} tokens after {self._counted}")
+                    raise EndpointError(f"tells {total} tokens in {name} after {self._counted}")
                 return total - self._counted
         entries = choice.get("logprobs") or {}
         listed = entries.get("tokens") or entries.get("content")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, final
 
-from draftsmith.bench.arms import Description, RunInfo
+from draftsmith.bench.arms import MOST_TIMEOUT, Description, RunInfo
 from draftsmith.bench.worker_arm import WorkerArm, WorkerSettings
 from draftsmith.bench.worker_process import SCRIPTS
 from draftsmith.errors import OptionError, UserError
@@ -48,8 +48,8 @@ class PeerOptions:
             raise OptionError(f"model={self.model}: there is no such file")
         if self.threads is not None and self.threads < 1:
             raise OptionError(f"threads is {self.threads}; it must be at least 1")
-        if not self.timeout > 0:
-            raise OptionError(f"timeout is {self.timeout:g}; it must be above 0")
+        if not 0 < self.timeout <= MOST_TIMEOUT:
+            raise OptionError(f"timeout is {self.timeout:g}; it must be above 0 and at most {MOST_TIMEOUT:g} s (a day)")
         kind, _, rest = self.draft.partition(":")
         if self.draft != "none" and (kind not in self.drafts or not self._is_whole(kind, rest)):
             allowed = ", ".join(f"{kind}:{'MODEL' if kind == 'assistant' else 'K'}" for kind in self.drafts)

@@ -56,14 +56,10 @@ app = typer.Typer(
 
 @app.callback()
 def _top_level(
-    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
     if version:
         typer.echo(f"draftsmith {_version()}")
-        raise typer.Exit()
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
         raise typer.Exit()
 
 
@@ -249,8 +245,8 @@ def _joined(arguments: Sequence[str]) -> list[str]:
     parts = [name.partition(" ")[2] for name in sorted(known) if name.startswith(f"{joined.split(' ')[0]} ")]
     if parts and joined not in known and len(arguments) > 1 and not arguments[1].startswith("-"):
         raise OptionError(
-            f"{arguments[0]} has no part {arguments[1]!r}: write {', '.join(parts)} or options; see "
-            f"draftsmith {arguments[0]} --help"
+            f"{arguments[0]} has no part {arguments[1]!r}: write {', '.join(parts)}"
+            f"{' or options' if arguments[0] in known else ''}; see draftsmith {arguments[0]} --help"
         )
     return [joined, *arguments[2:]] if len(arguments) > 1 and joined in known else list(arguments)
 

@@ -22,6 +22,8 @@ SCREEN_WIDTH = 80
 READER_GONE = 141
 """Exit code when nobody reads stdout any more, as in `draftsmith generate ... | head -1`."""
 _LAST_SECTION = "Options"
+_GROUPS = {"data": "Make texts to train drafters on."}
+"""Words that are no commands, as `data` of `data synth`, and what their help says first."""
 
 
 class SectionedCommand(TyperCommand):
@@ -62,7 +64,23 @@ class SectionedCommand(TyperCommand):
 
 @final
 class PlainGroup(TyperGroup):
-    """The top level: its help lists the commands in the order they were added."""
+    """The top level, or one of `_GROUPS`: its help lists the commands in the order they were added."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A command, or a group of those whose names begin with that word."""
+        if cmd_name not in _GROUPS:
+            return super().get_command(ctx, cmd_name)
+        split = [(name.partition(" "), command) for name, command in self.commands.items()]
+        return PlainGroup(
+            name=cmd_name,
+            commands={part: command for (first, _, part), command in split if first == cmd_name},
+            help=_GROUPS[cmd_name],
+            epilog="Each command explains itself with --help.",
+        )
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """No words at all ask for help."""
+        return super().parse_args(ctx, args or ["--help"])
 
     def list_commands(self, ctx: Any) -> list[str]:
         """In the order they were added."""

@@ -7,7 +7,6 @@ by one; what is missing for the plots is told in one line.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from draftsmith.bench.summary import figures_of, summarise_run
 from draftsmith.cli.console import note
 from draftsmith.cli.options import ReportOptions
 from draftsmith.errors import OptionError, UserError
+from draftsmith.io.staging import staged_file
 
 _INSTALL = 'plots need matplotlib: pip install "draftsmith[bench]"'
 
@@ -91,9 +91,8 @@ def _write(target: Path, text: str) -> None:
     """Write a file whole or not at all."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.new")
-        temporary.write_text(text, encoding="utf-8", errors="replace")
-        os.replace(temporary, target)
+        with staged_file(target) as temporary:
+            temporary.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise OptionError(f"cannot write {target}: {error.strerror}") from error
 

@@ -1,4 +1,4 @@
-"""Directories that appear whole or not at all.
+"""Directories, and files, that appear whole or not at all.
 
 Used by whatever writes several files that belong together (prepared corpora, trained drafters). Invariant: at the
 final path there is at every moment what was there before, or all of the new, or for an instant nothing; what a failed
@@ -33,6 +33,17 @@ def staged_directory(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
+def staged_file(path: Path) -> Iterator[Path]:
+    """Where to write a file that takes the place of `path` when the block ends well, and goes when it does not."""
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
 def _staged(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
@@ -64,13 +75,18 @@ def _replace(staging: Path, path: Path) -> None:
 
 
 def check_drafter_output(path: Path, *, is_drafter: Callable[[Path], bool]) -> None:
+    """`check_output` of a drafter."""
+    check_output(path, what="drafter", is_ours=is_drafter)
+
+
+def check_output(path: Path, *, what: str, is_ours: Callable[[Path], bool]) -> None:
     """Raise `OptionError` for a place that must never be replaced, whatever the user allows.
 
-    A file, the working directory or one above it, and a directory that holds files and no drafter.
+    A file, the working directory or one above it, and a directory that holds files and no `what`.
     """
     if not path.name or path.name == ".." or Path.cwd().is_relative_to(path.resolve()):
         raise OptionError(f"output {path} is the working directory or one above it; give a directory of its own")
     if path.exists() and not path.is_dir():
         raise OptionError(f"output {path} is a file; give a directory")
-    if path.exists() and any(path.iterdir()) and not is_drafter(path):
-        raise OptionError(f"output {path} exists and holds no drafter; give another")
+    if path.exists() and any(path.iterdir()) and not is_ours(path):
+        raise OptionError(f"output {path} exists and holds no {what}; give another")

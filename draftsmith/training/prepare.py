@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,17 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.errors import DataError, OptionError
+from draftsmith.io import staging
 from draftsmith.io.files import open_model
-from draftsmith.io.staging import staged_directory
 from draftsmith.models.chat import ChatTemplate
 from draftsmith.models.spec import DecoderSpec
 from draftsmith.models.spellings import vocabulary_digest
 from draftsmith.models.tokenizer import Tokenizer
-from draftsmith.training.corpus import ABOUT, CorpusTarget, CorpusWriter
+from draftsmith.training.corpus import ABOUT, COUNTS, CorpusTarget, CorpusWriter
 from draftsmith.training.masking import Masked, Masker, Unmasked
 from draftsmith.training.texts import Text, find_files, read_texts
 
 TRAIN, VALIDATION = "train", "validation"
+_OURS = re.compile(rf"({TRAIN}|{VALIDATION})(/({re.escape(ABOUT)}|{re.escape(COUNTS)}|shard-\d+\.safetensors))?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,12 +100,13 @@ def open_target(name: str) -> Target:
 
 
 def check_output(path: Path, *, force: bool) -> None:
-    """Raise `DataError` unless a prepared corpus may be written there."""
-    if not path.exists():
-        return
-    if not path.is_dir() or (any(path.iterdir()) and not (path / TRAIN / ABOUT).exists()):
-        raise DataError(f"{path} exists and holds no prepared texts; name another --output")
-    if any(path.iterdir()) and not force:
+    """Raise a `UserError` unless a prepared corpus may be written there."""
+    staging.check_output(path, what="prepared texts", is_ours=lambda path: (path / TRAIN / ABOUT).exists())
+    found = sorted(path.rglob("*")) if path.exists() else []
+    for item in found:
+        if not _OURS.fullmatch(item.relative_to(path).as_posix()):
+            raise DataError(f"output {path} holds more than prepared texts ({item.name}); give another")
+    if found and not force:
         raise DataError(f"{path} holds prepared texts already; give --force to replace them, or name another --output")
 
 
@@ -123,11 +126,11 @@ def prepare(
     figures = Figures()
     held_out, total = _held_out(files, options.validation)
     try:
-        with staged_directory(output) as staging:
+        with staging.staged_directory(output) as place:
             writers = {}
             for side in (TRAIN, VALIDATION) if options.validation else (TRAIN,):
-                (staging / side).mkdir()
-                writers[side] = CorpusWriter(staging / side, target.described)
+                (place / side).mkdir()
+                writers[side] = CorpusWriter(place / side, target.described)
             seen: set[bytes] = set()
             for path in files:
                 for text in read_texts(path):

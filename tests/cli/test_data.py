@@ -4,12 +4,13 @@ import json
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from draftsmith.training.corpus import Corpus
 from tests.bench.endpoint_server import Events, FakeServer, reply
-from tests.cli.tiny import ENVIRONMENT, command, run
+from tests.cli.tiny import ENVIRONMENT, command, run, write_tiny
 
 # The tiny model spells the alphabet: hotter it stumbles into bytes that are no text, colder it says one word.
 SYNTH = (
@@ -185,6 +186,91 @@ def test_a_server_that_fails_keeps_what_was_answered(data, server, tmp_path, pro
     assert data(*arguments)["texts"] == 9
 
 
+@pytest.mark.parametrize("batch", ["1", "3"])
+@pytest.mark.parametrize("how", ["content_filter", "tool_calls", "500", "break", "unknown"])
+def test_a_prompt_that_a_server_never_answers_costs_that_prompt_alone(
+    data, server, tmp_path, prompts, monkeypatch, how, batch
+):
+    """It once ended every run, at the same place."""
+    monkeypatch.setattr("draftsmith.cli.answering._PAUSE_SECONDS", 0.01)
+
+    def fail_at_one(handler, body):
+        if body["messages"][-1]["content"] != "say abc":
+            say_what_was_asked(handler, body)
+        elif how == "500":
+            reply(handler, '{"error": "it broke"}', status=500)
+        elif how == "break":
+            Events(handler).cut()
+        elif how == "unknown":
+            Events(handler).send({"choices": [None]})
+        else:
+            events = Events(handler)
+            events.send({"choices": [{"index": 0, "delta": {"content": "I"}, "finish_reason": how}]})
+            events.done()
+
+    server.answer = fail_at_one
+    output = tmp_path / "out"
+    arguments = ["regenerate", "-i", prompts, "-o", output, "--endpoint", f"{server.url}/v1", "-b", batch]
+    told = data(*arguments)
+    assert (told["texts"], told["dropped"]) == (8, {"refused": 2})
+    first = json.loads((output / "dropped.ndjson").read_bytes().splitlines()[0])
+    assert first["id"] == "a"
+    assert ("ended as" if how in ("content_filter", "tool_calls") else "") in first["reason"]
+    assert "Error" not in first["reason"]
+
+
+def test_a_server_that_lets_nobody_in_ends_the_run(data, server, tmp_path, prompts, monkeypatch):
+    monkeypatch.setattr("draftsmith.cli.answering._PAUSE_SECONDS", 0.01)
+
+    def limit(handler, body):
+        if body["messages"][-1]["content"] == "say abc":
+            reply(handler, '{"error": "too many requests"}', status=429)
+        else:
+            say_what_was_asked(handler, body)
+
+    server.answer = limit
+    error = data("regenerate", "-i", prompts, "-o", tmp_path / "out", "--endpoint", f"{server.url}/v1", code=2)
+    assert "too many requests; what was written is kept" in error
+
+
+def test_another_model_under_the_same_name_is_refused(data, server, tmp_path, prompts):
+    model, output = tmp_path / "model.gguf", tmp_path / "out"
+    write_tiny(model, ends=True)
+    synth = ["synth", "-m", model, "-o", tmp_path / "synth", "--texts", "1", *SYNTH]
+    regenerate = ["regenerate", "-i", prompts, "-m", model, "-o", output, "-n", "9", "--threads", "1", "--limit", "2"]
+    for arguments in (synth, regenerate):
+        data(*arguments)
+        data(*arguments, "--threads", "2")
+    write_tiny(model, ends=True, seed=1)
+    for arguments in (synth, regenerate):
+        error = data(*arguments, code=2)
+        assert "was begun with model_" in error
+        assert error.count("\n") == 1
+    server.answer = say_what_was_asked
+    served = ["regenerate", "-i", prompts, "-o", tmp_path / "served", "--endpoint", f"{server.url}/v1"]
+    data(*served)
+    server.gets["/v1/models"] = {"data": [{"id": "bigger"}]}
+    assert "served_model 'tiny', now it is 'bigger'" in data(*served, code=2)
+
+
+def test_only_prepared_texts_are_replaced(data, tiny, tmp_path, monkeypatch):
+    ready = tmp_path / "work" / "ready"
+    (ready / "train").mkdir(parents=True)
+    (ready / "train" / "data.json").touch()
+    monkeypatch.chdir(ready)
+    for place in (".", "..", ready, tmp_path / "work"):
+        assert "working directory" in data("prepare", "-i", tmp_path, "-m", tiny, "-o", place, "--force", code=2)
+    monkeypatch.chdir(tmp_path)
+    for name in ("thesis.txt", "train/thesis.txt", "other/data.json"):
+        (ready / name).parent.mkdir(exist_ok=True)
+        (ready / name).touch()
+        error = data("prepare", "-i", tmp_path, "-m", tiny, "-o", ready, "--force", code=2)
+        assert "holds more than prepared texts" in error
+        (ready / name).unlink()
+    (ready / "other").rmdir()
+    assert "holds no raw texts" in data("prepare", "-i", tmp_path, "-m", tiny, "-o", ready, "--force", code=2)
+
+
 def test_from_nothing_to_a_corpus(data, tiny_ending, tmp_path):
     raw, ready = tmp_path / "raw", tmp_path / "ready"
     data("synth", "-m", tiny_ending, "-o", raw, "--texts", "6", *SYNTH)
@@ -201,6 +287,9 @@ def test_from_nothing_to_a_corpus(data, tiny_ending, tmp_path):
     assert again["texts_cut"] + sum(again["left_out"].values()) > 0
 
 
+PROMPT = str(Path(__file__).parents[1] / "bench" / "data" / "one.jsonl")
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
@@ -214,6 +303,8 @@ def test_from_nothing_to_a_corpus(data, tiny_ending, tmp_path):
         (["synth", "--prompt-temperature", "0"], "prompt_temperature"),
         (["regenerate", "-i", "nowhere.jsonl"], "nowhere.jsonl"),
         (["regenerate", "-i", "builtin"], "benchmark"),
+        (["regenerate", "-i", PROMPT, "--endpoint", "http://127.0.0.1:9/v1", "--timeout", "1e30"], "timeout"),
+        (["regenerate", "-i", PROMPT, "--endpoint", "http://127.0.0.1:9/v1", "--timeout", "nan"], "timeout"),
         (["synth", "-m", "nowhere.gguf"], "nowhere.gguf"),
         (["prepare", "-i", "nowhere"], "nowhere"),
         (["prepare", "-i", "nowhere", "--max-len", "0"], "max_len"),

@@ -53,6 +53,23 @@ def test_no_words_at_all_show_the_help(capsys):
     assert "Usage: draftsmith COMMAND" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_a_group_of_commands_has_a_help_of_its_own(words, capsys):
+    assert run("data", *words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "Usage: draftsmith data COMMAND" in "\n".join(lines)
+    start = lines.index("Commands:") + 1
+    assert [line.split()[0] for line in lines[start : start + 3]] == ["synth", "regenerate", "prepare"]
+
+
+@pytest.mark.parametrize("word", ["nonsense", "--nonsense"])
+def test_what_a_group_has_not_points_to_that_help(word, capsys):
+    assert run("data", word) == 2
+    error = capsys.readouterr().err
+    assert word in error
+    assert error.endswith("see draftsmith data --help\n")
+
+
 def test_top_level_help_lists_the_commands_in_one_line_each(capsys):
     run("--help")
     lines = capsys.readouterr().out.splitlines()

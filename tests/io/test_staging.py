@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 
 from draftsmith.errors import OptionError
 from draftsmith.io import tensor_file
-from draftsmith.io.staging import check_drafter_output, staged_directory
+from draftsmith.io.staging import check_drafter_output, staged_directory, staged_file
 from draftsmith.io.tensor_file import save_tensors
 
 
@@ -79,3 +79,15 @@ def test_an_older_directory_comes_back_when_the_new_one_cannot_take_its_place(tm
         (staging / "new").touch()
     assert [file.name for file in place.iterdir()] == ["old"]
     assert [file.name for file in tmp_path.iterdir()] == ["place"]
+
+
+def test_a_file_that_cannot_be_written_leaves_no_part(tmp_path):
+    place = tmp_path / "r.md"
+    place.write_text("old")
+    with pytest.raises(OSError), staged_file(place) as part:
+        part.write_text("ne")
+        raise OSError(errno.ENOSPC, "full")
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("r.md", "old")]
+    with staged_file(place) as part:
+        part.write_text("new")
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("r.md", "new")]

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from draftsmith.errors import DataError
-from draftsmith.training.text_store import TextStore
+from draftsmith.training.text_store import TextStore, check_place
 from draftsmith.training.texts import Dropped, Text, find_files, read_texts
 
 SETTINGS = {"model": "m", "kinds": ("a", "b"), "seed": 1}
@@ -35,7 +35,8 @@ def fill(path, upto, shard_texts=5):
 
 
 def contents(path):
-    return {item.name: item.read_bytes() for item in sorted(path.iterdir()) if item.name != ".lock"}
+    names = {item.name for item in path.iterdir()} - {".lock", "parked.ndjson"}
+    return {name: (path / name).read_bytes() for name in sorted(names)}
 
 
 def test_what_is_added_is_read(tmp_path):
@@ -68,6 +69,8 @@ def test_cut_off_anywhere_it_ends_up_the_same(tmp_path, seed):
     for name in draw.sample([*(path.name for path in find_files([cut])), "dropped.ndjson"], draw.randint(1, 3)):
         data = (cut / name).read_bytes()
         (cut / name).write_bytes(data[: draw.randrange(len(data) + 1)])
+    with TextStore(cut, "synth", SETTINGS, shard_texts=5) as store:
+        assert store.parked == {number: outcome(number) for number in store.parked}
     fill(cut, 23)
     assert contents(cut) == contents(whole)
 
@@ -97,6 +100,124 @@ def test_what_is_parked_waits_for_its_turn(tmp_path):
     path.write_bytes(path.read_bytes()[:-4] + b"\n[]\n")
     with TextStore(tmp_path, "synth", SETTINGS) as store:
         assert store.parked == {number: outcome(number) for number in (3, 5)}
+
+
+def test_files_of_others_in_its_directory_stay_as_they_are(tmp_path):
+    """A rerun once deleted every texts-*.jsonl that had no numbers."""
+    fill(tmp_path, 9)
+    mine = {"texts-mine.jsonl": b'{"messages": []}\n', "texts-00009.jsonl": b"half a", "texts-1.jsonl": b""}
+    for name, data in mine.items():
+        (tmp_path / name).write_bytes(data)
+    store = fill(tmp_path, 23)
+    assert store.next_number == 23
+    assert {name: (tmp_path / name).read_bytes() for name in mine} == mine
+    assert {path.name for path in find_files([tmp_path])} > set(mine)
+
+
+def test_a_file_of_others_in_its_way_stops_it(tmp_path):
+    fill(tmp_path, 9)
+    (tmp_path / "texts-00003.jsonl").write_bytes(b"mine")
+    with pytest.raises(DataError, match=r"texts-00003\.jsonl is not of this run"):
+        fill(tmp_path, 23)
+    assert (tmp_path / "texts-00003.jsonl").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("name", ["texts-00000.jsonl", "dropped.ndjson"])
+@pytest.mark.parametrize(
+    ("damage", "part"),
+    [
+        (lambda line: line[:-9], "JSON"),
+        (lambda line: b"", "JSON"),
+        (lambda line: b"\xff" + line, "JSON"),
+        (lambda line: b"[" * 100000, "JSON"),
+        (lambda line: b"[1]", "number"),
+        (lambda line: line.replace(b'"number": ', b'"number": -'), "number"),
+        (lambda line: line.replace(b'"number": ', b'"numbers": '), "number"),
+        (lambda line: line.replace(b'"number": ', b'"number": 0, "was": '), "behind"),
+        (lambda line: b'{"number": 4, "reason": 3}', "reason"),
+        (lambda line: b'{"number": 4}', "messages"),
+    ],
+)
+def test_a_damaged_line_is_named_and_costs_nothing(tmp_path, name, damage, part):
+    """It once cost every text behind it."""
+    fill(tmp_path, 23, shard_texts=100)
+    whole = (tmp_path / name).read_bytes()
+    lines = whole.split(b"\n")
+    lines[2] = damage(lines[2])
+    (tmp_path / name).write_bytes(b"\n".join(lines))
+    before = contents(tmp_path)
+    with pytest.raises(DataError) as caught:
+        fill(tmp_path, 23, shard_texts=100)
+    assert f"{tmp_path / name}, line 3" in str(caught.value)
+    assert part in str(caught.value)
+    assert contents(tmp_path) == before
+    # Without that line, everything else waits for its turn.
+    (tmp_path / name).write_bytes(b"\n".join([*lines[:2], *lines[3:]]))
+    with TextStore(tmp_path, "synth", SETTINGS, shard_texts=100) as store:
+        assert store.parked == {number: outcome(number) for number in range(store.next_number + 1, 23)}
+    fill(tmp_path, 23, shard_texts=100)
+    assert (tmp_path / name).read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("answer_tokens", '"x"'),
+        ("answer_tokens", "-1"),
+        ("answer_tokens", "null"),
+        ("answer_tokens", "true"),
+        ("temperature", "NaN"),
+        ("temperature", "1" + "0" * 400),
+        ("seed", "[]"),
+        ("finish_reason", "[]"),
+        ("messages", "3"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_damage_too(tmp_path, key, value):
+    fill(tmp_path, 3)
+    path = tmp_path / "texts-00000.jsonl"
+    lines = path.read_text().splitlines()
+    lines[1] = lines[1][:-1] + f', "{key}": {value}}}'
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match=f"line 2: '{key}'"):
+        fill(tmp_path, 3)
+    with pytest.raises(DataError, match=f"line 2: '{key}'"):
+        list(read_texts(path))
+
+
+def test_a_text_that_is_there_twice_stops_it(tmp_path):
+    fill(tmp_path, 23)
+    path = tmp_path / "texts-00001.jsonl"
+    path.write_bytes((tmp_path / "texts-00000.jsonl").read_bytes())
+    with pytest.raises(DataError, match=r"texts-00001\.jsonl, line 1: text 0 is in .*texts-00000\.jsonl, line 1 too"):
+        fill(tmp_path, 23)
+
+
+def test_a_complaint_with_half_a_character_is_kept(tmp_path):
+    drop = Dropped(reason="refused: \ud800", text_id="a")
+    with TextStore(tmp_path, "synth", SETTINGS) as store:
+        store.park(1, drop)
+        store.add(drop)
+    with TextStore(tmp_path, "synth", SETTINGS) as store:
+        assert store.parked == {1: drop}
+        assert store.dropped == {"refused": 1}
+
+
+@pytest.mark.parametrize("about", ["[]", '{"settings": [], "made_by": "synth", "draftsmith_texts": 1}', "[" * 100000])
+def test_an_about_that_is_damaged_is_named(tmp_path, about):
+    fill(tmp_path, 3)
+    (tmp_path / "about.json").write_text(about)
+    with pytest.raises(DataError, match=r"about\.json"):
+        TextStore(tmp_path, "synth", SETTINGS)
+
+
+def test_settings_known_in_part_are_compared_in_part(tmp_path):
+    fill(tmp_path, 3)
+    assert check_place(tmp_path, "synth", {"seed": 1}, partly=True)
+    with pytest.raises(DataError, match="seed 1, now it is 2"):
+        check_place(tmp_path, "synth", {"seed": 2}, partly=True)
+    with pytest.raises(DataError, match="kinds"):
+        check_place(tmp_path, "synth", {"seed": 1})
 
 
 @pytest.mark.parametrize("change", [{"seed": 2}, {"kinds": ("a",)}, {"more": 1}])

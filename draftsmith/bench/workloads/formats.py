@@ -225,13 +225,14 @@ def read_entry(entry: Entry, forced: Format | None = None, max_turns: int | None
             "SPEED-Bench's own preparation script and give its output"
         )
     category = fields.optional_text(chosen.category_key)
+    prompt_id, max_new_tokens = _prompt_id(fields), _max_new_tokens(fields)
     try:
         prompt = Prompt(
-            prompt_id=_prompt_id(fields),
+            prompt_id=prompt_id,
             turns=asked.turns[:max_turns],
             system=asked.system,
             category=chosen.category if category is None else category,
-            max_new_tokens=_max_new_tokens(fields),
+            max_new_tokens=max_new_tokens,
         )
     except PromptError as error:
         fields.fail(str(error))
