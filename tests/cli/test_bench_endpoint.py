@@ -81,9 +81,9 @@ FAULTS = {
     "stalls": (stall, "1 s"),
     "too many": (usages(3, 999), "tells of 999 tokens, and 8 were asked for"),
     "none at all": (usages(0, 0), "tells of no tokens beside a text"),
-    "backwards": (usages(5, 3), "usage tells 3 tokens after 5"),
+    "backwards": (usages(5, 3), "tells 3 tokens in usage after 5"),
     "no number": (usages("x"), "tells completion_tokens as 'x'"),
-    "no object": (parts('data: {"choices": [], "usage": [3]}\n\n'), "unknown form: TypeError"),
+    "no object": (parts('data: {"choices": [], "usage": [3]}\n\n'), 'unknown form: {"choices": [], "usage": [3]}'),
     "garbage": (parts("data: \x00\x01{{{\n\n"), "sent what is no JSON"),
     "surrogate": (status(400, '{"error": {"message": "\\ud83d oh"}}'), "answered 400 Bad Request: \ufffd oh"),
 }

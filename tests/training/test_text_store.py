@@ -176,9 +176,9 @@ def test_a_damaged_line_is_named_and_costs_nothing(tmp_path, name, damage, part)
 def test_a_value_of_a_wrong_type_is_damage_too(tmp_path, key, value):
     fill(tmp_path, 3)
     path = tmp_path / "texts-00000.jsonl"
-    lines = path.read_text().splitlines()
+    lines = path.read_text().split("\n")
     lines[1] = lines[1][:-1] + f', "{key}": {value}}}'
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join(lines))
     with pytest.raises(DataError, match=f"line 2: '{key}'"):
         fill(tmp_path, 3)
     with pytest.raises(DataError, match=f"line 2: '{key}'"):
