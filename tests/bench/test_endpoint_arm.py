@@ -316,7 +316,10 @@ LAST = 'data: {"choices": [{"text": "z", "finish_reason": "%s"}]}\n\n'
         (say('data: {"choices": 3}\n\n'), 'sent a chunk of unknown form: {"choices": 3}'),
         (say('data: {"choices": [17]}\n\n'), 'sent a chunk of unknown form: {"choices": [17]}'),
         (say('data: {"choices": [null]}\n\n'), 'sent a chunk of unknown form: {"choices": [null]}'),
-        (lambda handler, body: Events(handler).token("a", ids=["x"]), 'unknown form: {"choices": [{"index": 0, "text": "a"'),
+        (
+            lambda handler, body: Events(handler).token("a", ids=["x"]),
+            'unknown form: {"choices": [{"index": 0, "text": "a"',
+        ),
         (say('data: {"error": {"message": "out of memory"}}\n\n'), "gave up: out of memory"),
         (say(LAST % "abort"), "ended as abort"),
         (say("x" * 2000000, "x" * 3000000), "sent a line without end"),

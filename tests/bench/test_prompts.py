@@ -83,3 +83,13 @@ def test_a_deeply_nested_line_is_an_error_too(tmp_path):
     path.write_text("[" * 200_000)
     with pytest.raises(PromptError, match="line 1"):
         load_prompts(path)
+
+
+@pytest.mark.parametrize("more", ['"id": true', '"max_new_tokens": 0', '"system": " "'])
+def test_an_entry_that_is_wrong_is_placed_once(tmp_path, more):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(f'{{"prompt": "x", {more}}}\n')
+    with pytest.raises(PromptError) as caught:
+        load_prompts(path)
+    assert str(caught.value).startswith(f"{path}, line 1: ")
+    assert str(caught.value).count("line 1") == 1

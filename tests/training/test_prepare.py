@@ -148,9 +148,9 @@ def test_outputs_are_not_overwritten_unasked(tmp_path, target):
     foreign.mkdir()
     (foreign / "thesis.txt").touch()
     for force in (False, True):
-        with pytest.raises(DataError, match="no prepared texts"):
+        with pytest.raises(OptionError, match="no prepared texts"):
             check_output(foreign, force=force)
-        with pytest.raises(DataError, match="no prepared texts"):
+        with pytest.raises(OptionError, match="is a file"):
             check_output(raw, force=force)
 
 
