@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
+import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,46 +20,88 @@ from draftsmith.cli.console import note
 from draftsmith.cli.interrupts import INTERRUPTED, stop_on_interrupt
 from draftsmith.cli.train_options import TrainOptions
 from draftsmith.cli.train_view import TrainView
-from draftsmith.errors import OptionError, UnsupportedError
+from draftsmith.errors import DraftsmithError, OptionError, UnsupportedError
 from draftsmith.training.settings import TrainingSettings, settings_from
 
 if TYPE_CHECKING:
     from draftsmith.drafters.base import TargetInfo
     from draftsmith.engine.loading import LoadedModel
+    from draftsmith.training.processes import Processes
     from draftsmith.training.run import Job
     from draftsmith.training.trainer import Trainer
 
+_MISTAKE = 2
+"""Exit code of a mistake, as `app` has it."""
 _NOT_SETTINGS = frozenset({"recipe", "set", "plan", "force", "json"})
 
 
 def run(options: TrainOptions) -> int:
     """Run the command; returns the exit code."""
-    settings = settings_of(options)
-    from draftsmith.drafters.checkpoint import module_class
-    from draftsmith.training.processes import processes
-    from draftsmith.training.run import carry_out, check_output, finish, prepare, prepare_places
+    with _told_once(is_first=_is_first()):
+        settings = settings_of(options)
+        from draftsmith.drafters.checkpoint import module_class
+        from draftsmith.training.places import check_places
+        from draftsmith.training.processes import processes
 
-    module_class(settings.method)
-    check_output(settings, force=options.force)
+        module_class(settings.method)
+        check_places(settings, force=options.force)
     with processes() as together:
+        return _run(settings, options, together)
+
+
+def _run(settings: TrainingSettings, options: TrainOptions, together: Processes) -> int:
+    from draftsmith.training.run import finish, prepare
+
+    view = TrainView(quiet=not together.is_first, max_seconds=settings.max_seconds)
+    with _told_once(together):
         model, target = load_target(settings)
-        job = prepare(settings, target, together)
-        view = TrainView(quiet=not together.is_first, max_seconds=settings.max_seconds)
-        for line in job.notes:
-            view.tell(line)
-        if options.plan:
-            return _print_plan(job, as_json=options.json)
-        if together.is_first:
-            prepare_places(settings, restart=options.force)
-        together.meet()
-        with stop_on_interrupt(signal.SIGTERM) as stop, view:
-            trainer = carry_out(job, view.listener(lambda: stop.asked), together, tell=view.tell)
-        if not trainer.finished:
-            view.tell(f"stopped at step {trainer.progress.step}; the same command goes on from there")
-            return INTERRUPTED
-        if together.is_first:
-            _conclude(finish(job, trainer), job, trainer, model, as_json=options.json)
+        job = prepare(settings, target, together, model.identity)
+    for line in job.notes:
+        view.tell(line)
+    if options.plan:
+        return _print_plan(job, as_json=options.json) if together.is_first else 0
+    trainer = _train(job, view, together, restart=options.force)
+    if trainer is None:
+        return INTERRUPTED
+    if together.is_first:
+        _conclude(finish(job, trainer), job, trainer, model, as_json=options.json)
     return 0
+
+
+def _train(job: Job, view: TrainView, together: Processes, *, restart: bool) -> Trainer | None:
+    """The trainer of a run that came to its end; None of one that was stopped, which has been told."""
+    from draftsmith.training.run import carry_out
+    from draftsmith.training.state import way_on
+
+    try:
+        with stop_on_interrupt(signal.SIGTERM) as stop, view, _told_once(together):
+            listener = view.listener(lambda: stop.asked)
+            trainer = carry_out(job, listener, together, tell=view.tell, restart=restart)
+    except KeyboardInterrupt:
+        view.tell(f"interrupted; {way_on(job.settings.state_dir)}")
+        return None
+    if trainer is None:
+        view.tell(f"stopped while {job.settings.cache} was filled; the same command goes on from there")
+    elif not trainer.finished:
+        view.tell(f"stopped at step {trainer.progress.step}; the same command goes on from there")
+        return None
+    return trainer
+
+
+def _is_first() -> bool:
+    """Whether this process is the one that talks, before it has met the others that torchrun started."""
+    return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def _told_once(together: Processes | None = None, *, is_first: bool = True) -> Iterator[None]:
+    """What several processes have to say is told by the first: the others end without a word."""
+    try:
+        yield
+    except DraftsmithError as error:
+        if not is_first or (together is not None and together.first_tells(error)):
+            raise SystemExit(_MISTAKE) from error
+        raise
 
 
 def settings_of(options: TrainOptions) -> TrainingSettings:
@@ -72,7 +115,7 @@ def settings_of(options: TrainOptions) -> TrainingSettings:
         if name not in _NOT_SETTINGS and value is not None:
             values[name] = value
     if options.set:
-        changes = dict(values.pop("set", None) or values.get("configure") or {})
+        changes = dict(values.get("configure") or {})
         for item in options.set:
             key, equals, value = item.partition("=")
             if not equals or not key:
@@ -87,18 +130,39 @@ def read_recipe(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        found, doubled = yaml.safe_load(text), _doubled(yaml.compose(text, yaml.SafeLoader))
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"recipe {path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise OptionError(f"recipe {path}: not valid YAML ({' '.join(str(error).split())})") from error
     if not isinstance(found, Mapping):
         raise OptionError(f"recipe {path}: options and their values are needed, as in `method: eagle3`")
-    # Written `draft-vocab` on the command line and often in recipes too.
-    named = {str(key).replace("-", "_"): value for key, value in found.items()}
-    if len(named) < len(found):
-        raise OptionError(f"recipe {path}: an option stands there twice")
+    if doubled is not None:
+        raise OptionError(f"recipe {path}: {doubled} stands there twice")
+    named: dict[str, Any] = {}
+    for key, value in found.items():
+        # Written `draft-vocab` on the command line and often in recipes too; `configure` is what `train` itself writes.
+        name = "configure" if key == "set" else str(key).replace("-", "_")
+        if name in named:
+            raise OptionError(f"recipe {path}: {key} stands there twice, under two names of one option")
+        named[name] = value
     return named
+
+
+def _doubled(node: Any) -> str | None:
+    """A key that stands twice in one mapping, of which YAML would take the last."""
+    import yaml
+
+    seen = set()
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else []:
+        if key.value in seen:
+            return str(key.value)
+        seen.add(key.value)
+        inside = _doubled(value)
+        if inside is not None:
+            return inside
+    return None
 
 
 def load_target(settings: TrainingSettings) -> tuple[LoadedModel, TargetInfo]:
@@ -106,12 +170,9 @@ def load_target(settings: TrainingSettings) -> tuple[LoadedModel, TargetInfo]:
     import torch
 
     load = _loader(settings)
-
+    model = load(settings.model)  # refuses a number of threads that the system would choke on
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    # TensorFlow and others write to the log of the process when they are found; none of it concerns the user.
-    logging.getLogger("tensorboard").setLevel(logging.ERROR)
-    model = load(settings.model)
     return model, target_info(model, load)
 
 

@@ -1,8 +1,9 @@
 """Features on disk: the target scores each text once, however many passes are trained.
 
 Called by the trainer when a cache directory is given. Shards of consecutive texts are written one by one, so an
-interrupted filling goes on where it ended. Invariants: a shard appears whole or not at all; features belong to
-one corpus and one target, and any other use is refused by name; a cache with more taps than asked for serves.
+interrupted filling goes on where it ended. Invariants: a shard appears whole or not at all and is marked with its
+cache's key; features belong to one corpus and one target's weights on one backend, and any other use is refused by
+name; a cache with more taps than asked for serves.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, final
 
@@ -23,8 +26,15 @@ from draftsmith.io.tensor_file import save_tensors
 from draftsmith.training.corpus import ABOUT, Corpus
 from draftsmith.training.features import LAST_HIDDEN, FeatureSource, MaskedText, TargetScorer, TextFeatures, narrow
 
-FORMAT = 1
+FORMAT = 2
 KEY = "features.json"
+_ANEW = "delete the directory, or give another --cache"
+_DIFFERENT = {
+    "target": "a target with other weights or another backend",
+    "texts": "another number of texts",
+    "shards": "another number of shards",
+}
+"""How a cache's key differs, in words."""
 SHARD_TOKENS = 1 << 14
 
 
@@ -67,10 +77,12 @@ class CachedFeatures(FeatureSource):
         self._place = {
             index: (shard, place) for shard, members in enumerate(self._shards) for place, index in enumerate(members)
         }
-        self._opened: dict[int, tuple[Any, torch.Tensor]] = {}
+        self._opened: dict[int, tuple[Any, list[int]]] = {}
+        self._scorer = scorer
         facts = {**key, "corpus": corpus_digest(corpus), "texts": len(kept), "shards": len(self._shards)}
         # What is missing is scored for all that the directory holds taps of.
-        self._scorer = scorer.with_taps(self._claim(facts))
+        taps, self._mark = self._claim(facts)
+        self._scorer = scorer.with_taps(taps)
 
     def text(self, index: int) -> MaskedText:
         return MaskedText(tokens=self._corpus.tokens(index), answer=self._corpus.answer(index))
@@ -92,6 +104,8 @@ class CachedFeatures(FeatureSource):
         """
         for shard in own(range(len(self._shards))):
             if self._file(shard).exists():
+                with self._named(shard):
+                    self._open(shard)
                 continue
             if stop():
                 return False
@@ -102,26 +116,16 @@ class CachedFeatures(FeatureSource):
     def features(self, indices: Sequence[int]) -> list[TextFeatures]:
         return [self._read(*self._place[index]) for index in indices]
 
-    def _claim(self, facts: Mapping[str, Any]) -> frozenset[Tap]:
-        """Have the directory hold features of this kind; the taps it holds."""
+    def _claim(self, facts: Mapping[str, Any]) -> tuple[frozenset[Tap], str]:
+        """Have the directory hold features of this kind; the taps it holds, and the mark of its shards."""
         where = self._path / KEY
-        taps = sorted(map(str, self._wanted - {LAST_HIDDEN}))
         wanted = json.loads(json.dumps({"draftsmith_features": FORMAT, **facts}))
+        taps = sorted(map(str, self._wanted - {LAST_HIDDEN}))
         try:
             self._path.mkdir(parents=True, exist_ok=True)
+            _remove_leftovers(self._path)
             if where.exists():
-                found = json.loads(where.read_text(encoding="utf-8"))
-                found = found if isinstance(found, dict) else {}
-                differs = [name for name in wanted if found.get(name) != wanted[name]]
-                held = found.get("taps")
-                held = held if isinstance(held, list) and all(isinstance(tap, str) for tap in held) else []
-                if not set(taps) <= set(held):
-                    differs.append("taps")
-                if differs:
-                    raise DataError(
-                        f"{self._path} holds features of another {', '.join(differs)}; give another --cache directory"
-                    )
-                taps = held
+                taps = self._held(json.loads(where.read_text(encoding="utf-8")), wanted, taps)
             else:
                 others = [name.name for name in self._path.iterdir() if not name.name.startswith(".")]
                 if others:
@@ -133,8 +137,28 @@ class CachedFeatures(FeatureSource):
         except (ValueError, RecursionError) as error:
             if isinstance(error, DataError):
                 raise
-            raise DataError(f"{where}: not valid JSON ({error})") from error
-        return frozenset(map(_tap, taps))
+            raise DataError(f"{where}: not valid JSON ({error}); {_ANEW}") from error
+        mark = hashlib.sha256(json.dumps({**wanted, "taps": taps}, sort_keys=True).encode()).hexdigest()
+        return frozenset(map(_tap, taps)), mark
+
+    def _held(self, found: Any, wanted: Mapping[str, Any], taps: Sequence[str]) -> list[str]:
+        """The taps of a cache that is there. Raises `DataError` unless it serves."""
+        where = self._path / KEY
+        if not isinstance(found, dict):
+            raise DataError(f"{where}: damaged, an object is needed; {_ANEW}")
+        if found.get("draftsmith_features") != FORMAT:
+            raise DataError(f"{self._path} is a cache of another version, which does not say of which weights; {_ANEW}")
+        differs = [_DIFFERENT.get(name, f"another {name}") for name in wanted if found.get(name) != wanted[name]]
+        if differs:
+            raise DataError(f"{self._path} holds features of {', '.join(differs)}; give another --cache directory")
+        held = found.get("taps")
+        known = set(map(str, self._scorer.known_taps))
+        if not isinstance(held, list) or not all(isinstance(tap, str) and tap in known for tap in held):
+            raise DataError(f"{where}: damaged, its taps are {held!r}; {_ANEW}")
+        lacking = sorted(set(taps) - set(held))
+        if lacking:
+            raise DataError(f"{self._path} holds no features of {', '.join(lacking)}; give another --cache directory")
+        return held
 
     def _file(self, shard: int) -> Path:
         return self._path / f"features-{shard:05d}.safetensors"
@@ -149,27 +173,69 @@ class CachedFeatures(FeatureSource):
         tensors["log_total"] = torch.cat([item.log_total_L for item in found])
         tensors["offsets"] = torch.tensor([0, *(len(item.best_L) for item in found)]).cumsum(0)
         try:
-            _write_whole(self._file(shard), lambda path: save_tensors(tensors, path))
+            _write_whole(self._file(shard), lambda path: save_tensors(tensors, path, self._about(shard)))
         except OSError as error:
             raise DataError(f"{self._file(shard)}: cannot be written ({error.strerror or error})") from error
 
     def _read(self, shard: int, place: int) -> TextFeatures:
-        try:
-            if shard not in self._opened:
-                file = safe_open(str(self._file(shard)), framework="pt")
-                self._opened[shard] = (file, file.get_tensor("offsets"))
-            file, offsets = self._opened[shard]
-            start, end = offsets[place : place + 2].tolist()
+        with self._named(shard):
+            file, offsets = self._open(shard)
+            start, end = offsets[place : place + 2]
             rows = {name: file.get_slice(name)[start:end] for name in file.keys() if name != "offsets"}
-        except (SafetensorError, OSError, ValueError) as error:
-            problem = " ".join(str(error).split())
-            raise DataError(f"{self._file(shard)}: not a readable shard ({problem}); delete it") from error
         taps: dict[Tap, torch.Tensor] = {}
         for name, tensor in rows.items():
             kind, _, tap = name.partition(".")
             if kind == "tap" and _tap(tap) in self._wanted:
                 taps[_tap(tap)] = tensor
         return TextFeatures(taps=taps, best_L=rows["best"].to(torch.int64), log_total_L=rows["log_total"])
+
+    def _open(self, shard: int) -> tuple[Any, list[int]]:
+        """A shard, and where its texts begin and end. Raises `ValueError` for one that is not of this cache."""
+        if shard not in self._opened:
+            file = safe_open(str(self._file(shard)), framework="pt")
+            if (file.metadata() or {}) != self._about(shard):
+                raise ValueError("it is of another cache")
+            offsets = [0, *accumulate(int(self._corpus.lengths[index]) for index in self._shards[shard])]
+            taps = {f"tap.{tap}": [offsets[-1], self._scorer.width] for tap in self._scorer.taps}
+            shapes = {**taps, "best": [offsets[-1]], "log_total": [offsets[-1]], "offsets": [len(offsets)]}
+            if {name: file.get_slice(name).get_shape() for name in file.keys()} != shapes:
+                raise ValueError("its tensors do not fit the texts")
+            if file.get_tensor("offsets").tolist() != offsets:
+                raise ValueError("its offsets do not fit the texts")
+            self._opened[shard] = (file, offsets)
+        return self._opened[shard]
+
+    def _about(self, shard: int) -> dict[str, str]:
+        return {"cache": self._mark, "shard": str(shard)}
+
+    @contextmanager
+    def _named(self, shard: int) -> Iterator[None]:
+        try:
+            yield
+        except (SafetensorError, OSError, ValueError) as error:
+            problem = " ".join(str(error).split())
+            raise DataError(
+                f"{self._file(shard)}: not a readable shard of this cache ({problem}); delete it, and the same command "
+                "makes it anew"
+            ) from error
+
+
+def _remove_leftovers(directory: Path) -> None:
+    """Delete what killed processes left half-written."""
+    for staging in directory.glob(".features*.*"):
+        owner = staging.name.rpartition(".")[2]
+        if owner.isdigit() and not _is_alive(int(owner)):
+            staging.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # somebody else's, or no number of a process
+        pass
+    return True
 
 
 def _tap(name: str) -> Tap:

@@ -181,6 +181,16 @@ class TargetScorer:
         """What `score` gives of every row."""
         return self._taps
 
+    @property
+    def known_taps(self) -> frozenset[Tap]:
+        """What the target has."""
+        return frozenset(range(self._backend.spec.num_layers + 1)) | {LAST_HIDDEN}
+
+    @property
+    def width(self) -> int:
+        """Numbers of a tap's row."""
+        return self._backend.spec.width
+
     def with_taps(self, taps: frozenset[Tap]) -> TargetScorer:
         """The same target with other taps."""
         return TargetScorer(self._backend, taps, self._max_rows)

@@ -1,13 +1,16 @@
-"""What a run writes down while it goes: JSON lines always, TensorBoard where it is installed.
+"""What a run writes down while it goes: JSON lines always, TensorBoard's events where it is installed.
 
-Called by `training.run`. Invariant: after a continuation the file holds each step once, for lines of steps
-that the state does not know are dropped first.
+Called by `training.run`. Invariants: after a continuation the file holds each step once, for lines of steps
+that the state does not know are dropped first; what cannot be written is told where it happens, by no thread.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, final
 
@@ -23,20 +26,16 @@ class TrainingLog:
     def __init__(self, path: Path, last_step: int) -> None:
         """Keep what is there up to `last_step`. Raises `DraftsmithError` when the file cannot be written."""
         self._path = path
-        try:
+        with _told(path):
             _keep_up_to(path, last_step)
             self._file = path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise DraftsmithError(f"{path}: cannot be written: {error.strerror or error}") from error
         self._board = _board(path.parent / "tensorboard", last_step)
 
     def write(self, kind: str, **values: Any) -> None:
         """One line."""
-        try:
+        with _told(self._path):
             self._file.write(json.dumps({"kind": kind, **values}, default=str) + "\n")
             self._file.flush()
-        except OSError as error:
-            raise DraftsmithError(f"{self._path}: cannot be written: {error.strerror or error}") from error
 
     def step(self, report: StepReport) -> None:
         """A step."""
@@ -56,14 +55,61 @@ class TrainingLog:
 
     def close(self) -> None:
         """Close the files."""
-        self._file.close()
-        if self._board is not None:
-            self._board.close()
+        # What a file still holds here could not be written before, and that has been told.
+        with suppress(OSError):
+            self._file.close()
+        with suppress(OSError):
+            if self._board is not None:
+                self._board.close()
 
     def _show(self, step: int, values: dict[str, float]) -> None:
         if self._board is not None:
-            for name, value in values.items():
-                self._board.add_scalar(name, value, step)
+            self._board.show(step, values)
+
+
+@final
+class _Board:
+    """TensorBoard's file of events. Its own writer has a thread, which would tell of a full disk in a traceback."""
+
+    def __init__(self, directory: Path, last_step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._path = directory / f"events.out.tfevents.{time.time():.0f}.{os.getpid()}"
+        with _told(self._path):
+            directory.mkdir(exist_ok=True)
+            self._file = self._path.open("ab")
+        self._records = RecordWriter(self._file)
+        # A start at a step hides what an earlier life of the run wrote of later ones.
+        start = SessionLog(status=SessionLog.START)
+        self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        self._write(Event(wall_time=time.time(), step=last_step + 1, session_log=start))
+
+    def show(self, step: int, values: dict[str, float]) -> None:
+        """Numbers by name, at a step."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        numbers = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=numbers)))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _write(self, event: Any) -> None:
+        with _told(self._path):
+            self._records.write(event.SerializeToString())
+            self._records.flush()
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Raise `DraftsmithError` where the system refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise DraftsmithError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
 def _keep_up_to(path: Path, last_step: int) -> None:
@@ -82,9 +128,8 @@ def _keep_up_to(path: Path, last_step: int) -> None:
     staging.replace(path)
 
 
-def _board(directory: Path, last_step: int) -> Any:
+def _board(directory: Path, last_step: int) -> _Board | None:
     try:
-        from torch.utils.tensorboard import SummaryWriter
+        return _Board(directory, last_step)
     except ImportError:
         return None
-    return SummaryWriter(str(directory), purge_step=last_step + 1)

@@ -2,14 +2,15 @@
 
 Called by the trainer. Batches of a step are dealt out; gradients, weighted by their rows, and counts are added
 up. Invariants: every process ends a step with the same weights, and a step's numbers are those that one process
-alone would have got from the same batches, but for the order of sums.
+alone would have got from the same batches, but for the order of sums; a process that waits for one that is gone
+raises `ProcessGone`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -17,18 +18,35 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from draftsmith.errors import OptionError
+from draftsmith.errors import DraftsmithError, OptionError
 
 _PATIENCE = timedelta(hours=2)
 """How long one process waits for another: the first may be writing a whole cache of features."""
+_TOLD = timedelta(seconds=2)
+"""How long a process with an error waits to hear of one of the first."""
+_FAILED = "draftsmith/failed"
+
+
+class ProcessGone(DraftsmithError):
+    """Another process of this run has ended before its time."""
+
+
+@contextmanager
+def _in_company() -> Iterator[None]:
+    """Around what takes part of all processes."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ProcessGone("another process of this run went away") from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """This process's place among all."""
+    """This process's place among all. `store`: what they share beside the group."""
 
     rank: int = 0
     count: int = 1
+    store: Any = None
 
     @property
     def is_first(self) -> bool:
@@ -40,7 +58,8 @@ class Processes:
         if self.count == 1:
             return
         together = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        dist.all_reduce(together)
+        with _in_company():
+            dist.all_reduce(together)
         start = 0
         for tensor in tensors:
             tensor.copy_(together[start : start + tensor.numel()].view_as(tensor))
@@ -51,7 +70,8 @@ class Processes:
         if self.count == 1:
             return here
         found = torch.tensor(int(here))
-        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        with _in_company():
+            dist.all_reduce(found, op=dist.ReduceOp.MAX)
         return bool(found)
 
     def mean(self, number: float) -> float:
@@ -65,17 +85,32 @@ class Processes:
         if self.count == 1:
             return [here]
         found: list[Any] = [None] * self.count
-        dist.all_gather_object(found, here)
+        with _in_company():
+            dist.all_gather_object(found, here)
         return found
 
     def meet(self) -> None:
         """Wait for the others."""
         if self.count > 1:
-            dist.barrier()
+            with _in_company():
+                dist.barrier()
 
     def own(self, items: Sequence[int]) -> Sequence[int]:
         """This process's share of work items, dealt in turns."""
         return items[self.rank :: self.count]
+
+    def first_tells(self, error: DraftsmithError) -> bool:
+        """Whether the first process has told what ended this one, so that it need not be told twice."""
+        if self.store is None:
+            return False
+        try:
+            if self.is_first:
+                self.store.set(_FAILED, str(error))
+                return False
+            self.store.wait([_FAILED], _TOLD)
+            return isinstance(error, ProcessGone) or self.store.get(_FAILED).decode() == str(error)
+        except RuntimeError:  # nothing heard, or the first is gone and the store with it
+            return False
 
 
 @contextmanager
@@ -86,12 +121,14 @@ def processes() -> Iterator[Processes]:
         yield Processes()
         return
     try:
-        dist.init_process_group("gloo", timeout=_PATIENCE)
+        store, rank, number = next(iter(dist.rendezvous("env://", timeout=_PATIENCE)))
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=number, timeout=_PATIENCE)
     except (ValueError, RuntimeError) as error:
         raise OptionError(f"{count} processes were started but cannot meet: {' '.join(str(error).split())}") from error
     try:
-        yield Processes(rank=dist.get_rank(), count=dist.get_world_size())
-        # Nobody hangs up while another still listens.
-        dist.barrier()
+        together = Processes(rank=rank, count=number, store=store)
+        yield together
+        with suppress(ProcessGone):
+            together.meet()  # nobody hangs up while another still listens
     finally:
         dist.destroy_process_group()

@@ -7,11 +7,8 @@ written; the drafter's directory appears whole, at the end.
 
 from __future__ import annotations
 
-import fcntl
-import os
-import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,6 @@ from draftsmith.drafters.base import TargetInfo
 from draftsmith.drafters.checkpoint import (
     TARGET,
     drafter_class,
-    is_drafter,
     load_module,
     module_class,
     save_module,
@@ -31,7 +27,6 @@ from draftsmith.drafters.checkpoint import (
 from draftsmith.drafters.rank_accuracy import KEY, rank_accuracies
 from draftsmith.drafters.trainable import DraftModule, frequent_ids
 from draftsmith.errors import DataError, DraftsmithError, OptionError
-from draftsmith.io.staging import check_drafter_output
 from draftsmith.training.batches import BatchOrder, batches_by_length
 from draftsmith.training.card import model_card
 from draftsmith.training.corpus import Corpus
@@ -39,9 +34,10 @@ from draftsmith.training.feature_cache import CachedFeatures, corpus_digest
 from draftsmith.training.features import FeatureSource, OnlineFeatures, RememberedFeatures, TargetScorer
 from draftsmith.training.logs import TrainingLog
 from draftsmith.training.on_policy import OnPolicyFeatures, check_writer
-from draftsmith.training.processes import Processes
+from draftsmith.training.places import alone_in
+from draftsmith.training.processes import Processes, ProcessGone
 from draftsmith.training.settings import TrainingSettings
-from draftsmith.training.state import BEST, LAST, LOG, read_state, weights_of
+from draftsmith.training.state import BEST, LOG, best_fits, read_state, way_on, weights_of
 from draftsmith.training.trainer import Listener, Progress, Trainer, count_steps, loss_options
 
 TRAIN, VALIDATION = "train", "validation"
@@ -52,15 +48,19 @@ _NUM_RANKS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """All parts of a run. `kept`: the texts trained on; `online`: their features, scored when asked for."""
+    """All parts of a run. `weights`: what tells the target's laws from others; `kept`: the texts trained on; `online`:
+    their features, scored when asked for; `validation`: the corpus, a source of it and the batches to judge.
+    """
 
     settings: TrainingSettings
     target: TargetInfo
+    weights: Mapping[str, Any]
     module: DraftModule
     corpus: Corpus
     kept: Sequence[int]
     order: BatchOrder
     online: FeatureSource
+    validation_corpus: Corpus | None
     validation: tuple[FeatureSource, Sequence[Sequence[int]]] | None
     notes: Sequence[str]
     scorer: TargetScorer
@@ -71,8 +71,17 @@ class Job:
         return count_steps(self.settings, self.order)
 
 
-def prepare(settings: TrainingSettings, target: TargetInfo, together: Processes) -> Job:
-    """Open the data, build the module, plan the batches. Raises `UserError`s."""
+_ELSEWHERE = ("path", "threads", "processor")
+"""Of a model's identity, what may change while its laws stay."""
+
+
+def prepare(
+    settings: TrainingSettings, target: TargetInfo, together: Processes, identity: Mapping[str, Any] | None = None
+) -> Job:
+    """Open the data, build the module, plan the batches. Raises `UserError`s.
+
+    `identity`: of the loaded target; without one its name stands for its weights.
+    """
     if settings.accumulate % together.count:
         raise OptionError(
             f"accumulate is {settings.accumulate}; {together.count} processes need a multiple of {together.count}"
@@ -87,15 +96,18 @@ def prepare(settings: TrainingSettings, target: TargetInfo, together: Processes)
         raise DataError(f"{settings.data}: {notes[0] if notes else 'there are no texts'}; nothing is left to train on")
     scorer = TargetScorer(target.backend, module.needs, settings.feature_rows)
     lengths = corpus.lengths.tolist()
-    validation, more = _validation(settings, target, scorer)
+    validation_corpus, validation, more = _validation(settings, target, scorer)
+    weights = {key: value for key, value in (identity or {}).items() if key not in _ELSEWHERE}
     return Job(
         settings=settings,
         target=target,
+        weights=weights or {"name": settings.model, "backend": settings.backend},
         module=module,
         corpus=corpus,
         kept=kept,
         order=BatchOrder(lengths, kept, settings.batch_tokens, settings.seed),
         online=OnlineFeatures(corpus, scorer),
+        validation_corpus=validation_corpus,
         validation=validation,
         notes=[*notes, *more],
         scorer=scorer,
@@ -139,15 +151,21 @@ def usable_texts(corpus: Corpus, max_len: int) -> list[int]:
     return [index for index in range(len(corpus)) if lengths[index] <= max_len and bool(corpus.answer(index)[2:].any())]
 
 
-def carry_out(job: Job, listener: Listener, together: Processes, *, tell: Callable[[str], None]) -> Trainer:
+def carry_out(
+    job: Job, listener: Listener, together: Processes, *, tell: Callable[[str], None], restart: bool = False
+) -> Trainer | None:
     """Run, or go on where an earlier run of the same settings stopped; `Trainer.finished` says whether it ended.
 
-    `tell`: gets a line about what happens outside of steps. Raises `DraftsmithError`.
+    None when it was stopped before the first step, while features were kept. `tell`: gets a line about what happens
+    outside of steps. `restart`: forget what an earlier run left. Raises `DraftsmithError`.
     """
     settings = job.settings
-    prepare_places(settings)
-    with alone_in(settings.state_dir) if together.is_first else nullcontext():
-        return _carry_out(job, listener, together, tell)
+    try:
+        with alone_in(settings, restart=restart) if together.is_first else nullcontext():
+            together.meet()  # nobody reads a state that is deleted
+            return _carry_out(job, listener, together, tell)
+    except ProcessGone as error:
+        raise ProcessGone(f"{error}; {way_on(settings.state_dir)}") from error
 
 
 def with_own_answers(job: Job, source: FeatureSource, together: Processes) -> FeatureSource:
@@ -157,24 +175,20 @@ def with_own_answers(job: Job, source: FeatureSource, together: Processes) -> Fe
     return OnPolicyFeatures(source, job.settings, job.module, job.order, job.scorer, job.target.eos_ids, together)
 
 
-@contextmanager
-def alone_in(directory: Path) -> Iterator[None]:
-    """Inside, no other run works in that directory. Raises `OptionError` when one does."""
-    with (directory / "lock").open("wb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise OptionError(f"another run is at work in {directory}; give another --output") from error
-        yield
-
-
-def _carry_out(job: Job, listener: Listener, together: Processes, tell: Callable[[str], None]) -> Trainer:
+def _carry_out(job: Job, listener: Listener, together: Processes, tell: Callable[[str], None]) -> Trainer | None:
     settings = job.settings
     source = job.online if settings.cache is None else _cached(job, listener, together, tell)
+    if source is None:
+        return None
     source = with_own_answers(job, source, together)
-    identity = {**settings.identity, "data": corpus_digest(job.corpus)}
+    identity = {
+        **settings.identity,
+        "target": job.weights,
+        "data": corpus_digest(job.corpus),
+        "validation": None if job.validation_corpus is None else corpus_digest(job.validation_corpus),
+    }
     trainer = Trainer(settings, job.module, source, job.order, job.validation, together, identity)
-    if trainer.resume():
+    if trainer.resume(tell):
         tell(f"going on from step {trainer.progress.step}")
     if not together.is_first:
         trainer.run(Listener(stop=listener.stop))
@@ -205,7 +219,9 @@ def finish(job: Job, trainer: Trainer) -> dict[str, Any]:
     settings, module = job.settings, job.module
     figures: dict[str, Any] = {}
     best = settings.state_dir / BEST
-    if trainer.progress.best_step >= 0 and best.exists():
+    if trainer.progress.best_step >= 0:
+        if not best_fits(settings.state_dir, module):
+            raise DraftsmithError(f"{best} is gone or damaged; the same command goes on with the last weights")
         tensors, figures = read_state(best)
         module.load_state_dict(weights_of(tensors))
     facts = _facts(job, trainer)
@@ -250,35 +266,11 @@ def recipe_text(settings: TrainingSettings) -> str:
     return yaml.safe_dump(plain, sort_keys=False)
 
 
-def prepare_places(settings: TrainingSettings, *, restart: bool = False) -> None:
-    """Make the state's directory. Raises `OptionError` when output or state cannot be written."""
-    state = settings.state_dir
-    try:
-        if restart and state.exists():
-            shutil.rmtree(state)
-        state.mkdir(parents=True, exist_ok=True)
-        probe = state / f".probe-{os.getpid()}"  # each process of a run looks for itself
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise OptionError(f"output {settings.output}: cannot be written there: {error.strerror or error}") from error
-
-
-def check_output(settings: TrainingSettings, *, force: bool) -> None:
-    """Raise `OptionError` for an output that would overwrite something not of this run."""
-    output = settings.output
-    check_drafter_output(output, is_drafter=is_drafter)
-    if output.exists() and not force and not (settings.state_dir / LAST).exists():
-        raise OptionError(f"output {output} exists; give another, or --force to replace it")
-
-
-def _cached(job: Job, listener: Listener, together: Processes, tell: Callable[[str], None]) -> FeatureSource:
-    settings, spec = job.settings, job.target.backend.spec
+def _cached(job: Job, listener: Listener, together: Processes, tell: Callable[[str], None]) -> FeatureSource | None:
+    """Features on disk, scored where they are missing; None when stopped meanwhile."""
+    settings = job.settings
     assert settings.cache is not None
-    key = {
-        "target": {"name": settings.model, "backend": settings.backend, "layers": spec.num_layers, "width": spec.width},
-        "max_len": settings.max_len,
-    }
+    key = {"target": job.weights, "max_len": settings.max_len}
     if not together.is_first:
         together.meet()  # the first one makes the directory
     cached = CachedFeatures(settings.cache, job.corpus, job.kept, job.scorer, key)
@@ -286,17 +278,16 @@ def _cached(job: Job, listener: Listener, together: Processes, tell: Callable[[s
         together.meet()
     told = tell if together.is_first else lambda line: None
     stopped = not cached.fill(lambda done, whole: told(f"scored {done} of {whole} shards"), listener.stop, together.own)
-    if together.any_of(stopped):
-        raise DraftsmithError(f"stopped while {settings.cache} was filled; the same command goes on from there")
-    return cached
+    return None if together.any_of(stopped) else cached
 
 
 def _validation(
     settings: TrainingSettings, target: TargetInfo, scorer: TargetScorer
-) -> tuple[tuple[FeatureSource, Sequence[Sequence[int]]] | None, list[str]]:
+) -> tuple[Corpus | None, tuple[FeatureSource, Sequence[Sequence[int]]] | None, list[str]]:
     path = settings.data / VALIDATION
     if not path.exists():
-        return None, [f"there is no {path}, so nothing is validated and the last weights are kept"]
+        more = "; --live-texts takes prompts that it was trained on" if settings.live_texts else ""
+        return None, None, [f"there is no {path}, so nothing is validated and the last weights are kept{more}"]
     corpus = open_corpus(path, settings, target)
     usable = usable_texts(corpus, min(settings.max_len, target.max_context))
     if not usable:
@@ -304,7 +295,7 @@ def _validation(
     step = max(1, len(usable) // settings.validation_texts)
     chosen = usable[::step][: settings.validation_texts]
     batches = batches_by_length(corpus.lengths.tolist(), chosen, settings.batch_tokens)
-    return (RememberedFeatures(OnlineFeatures(corpus, scorer)), batches), []
+    return corpus, (RememberedFeatures(OnlineFeatures(corpus, scorer)), batches), []
 
 
 def _notes(corpus: Corpus, kept: Sequence[int], settings: TrainingSettings) -> list[str]:

@@ -8,8 +8,9 @@ the numbers of a run, so an interrupted run continues only under the settings it
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -140,17 +141,23 @@ def settings_from(values: Mapping[str, Any], where: str) -> TrainingSettings:
     taken: dict[str, Any] = {}
     for written, value in values.items():
         key = str(written).replace("-", "_")
-        if key == "set":
-            key = "configure"
         if key not in fields:
-            known = sorted({"set" if name == "configure" else name.replace("_", "-") for name in fields})
-            raise OptionError(f"{where}: unknown key {written!r}; known are {', '.join(known)}")
-        taken[key] = _convert(value, str(fields[key].type), f"{where}: {written}")
+            raise OptionError(f"{where}: unknown key {str(written)!r}; {_advice(str(written), list(fields))}")
+        taken[key] = _convert(value, str(fields[key].type), f"{where}: {'set' if key == 'configure' else written}")
     missing = [key for key in ("method", "model", "data", "output") if taken.get(key) is None]
     if missing:
         options = " and ".join(f"--{key}" for key in missing)
         raise OptionError(f"{where}: {options} must be given")
     return TrainingSettings(**taken)
+
+
+def _advice(written: str, known: Sequence[str]) -> str:
+    """What to write instead of a key that is unknown."""
+    if written in ("plan", "force", "json"):
+        return f"give --{written} on the command line"
+    names = ["set" if name == "configure" else name.replace("_", "-") for name in known]
+    near = difflib.get_close_matches(written.replace("_", "-"), names)
+    return (f"nearest are {', '.join(near)}; " if near else "") + "see draftsmith train --help"
 
 
 def _convert(value: Any, kind: str, where: str) -> Any:

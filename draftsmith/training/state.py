@@ -38,8 +38,8 @@ def write_state(path: Path, tensors: Mapping[str, torch.Tensor], facts: Mapping[
         staging.replace(path)
         _sync_directory(path.parent)
     except OSError as error:
-        kept = f"the last good state is {path}" if path.exists() else "there is no state yet"
-        raise DraftsmithError(f"{path}: cannot be written ({_one_line(error)}); {kept}") from error
+        problem = error.strerror or _one_line(error)  # its text names the hidden file
+        raise DraftsmithError(f"{path}: cannot be written ({problem}); {last_state(path.parent)}") from error
     finally:
         staging.unlink(missing_ok=True)
 
@@ -60,10 +60,33 @@ def read_state(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     return tensors, facts
 
 
+def last_state(directory: Path) -> str:
+    """Where the state is to go on from, in words."""
+    path = directory / LAST
+    return f"the last good state is {path}" if path.exists() else "there is no state yet"
+
+
+def way_on(directory: Path) -> str:
+    """What the same command does after a run that was cut off."""
+    is_there = (directory / LAST).exists()
+    return f"{last_state(directory)}, and the same command {'goes on from there' if is_there else 'begins anew'}"
+
+
+def best_fits(directory: Path, module: DraftModule) -> bool:
+    """Whether the best weights are there, whole, and this module's."""
+    try:
+        found = weights_of(read_state(directory / BEST)[0])
+    except DataError:
+        return False
+    shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
+    return {name: tensor.shape for name, tensor in found.items()} == shapes
+
+
 def remove_leftovers(directory: Path) -> None:
     """Delete what a killed writer left half-written."""
-    for staging in directory.glob(".*.safetensors.*"):
-        staging.unlink(missing_ok=True)
+    for name in (LAST, BEST, LOG):
+        for staging in directory.glob(f".{name}.*"):
+            staging.unlink(missing_ok=True)
 
 
 def training_tensors(module: DraftModule, optimiser: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

@@ -25,7 +25,17 @@ from draftsmith.training.features import FeatureSource
 from draftsmith.training.optimiser import make_optimiser, rate_factor
 from draftsmith.training.processes import Processes
 from draftsmith.training.settings import TrainingSettings
-from draftsmith.training.state import BEST, LAST, read_state, remove_leftovers, restore, training_tensors, write_state
+from draftsmith.training.state import (
+    BEST,
+    LAST,
+    best_fits,
+    last_state,
+    read_state,
+    remove_leftovers,
+    restore,
+    training_tensors,
+    write_state,
+)
 from draftsmith.training.validation import Figures, Tally, as_plain, judge_batches
 
 
@@ -105,7 +115,7 @@ class Trainer:
     def run(self, listener: Listener) -> bool:
         """Train until the end or until asked to stop; returns whether the end was reached.
 
-        Raises `DraftsmithError` when the loss is not finite or a state cannot be written.
+        Raises `DraftsmithError` when loss, weights or drafts are not finite or a state cannot be written.
         """
         while not self._together.any_of(self.finished):
             report = self.step(listener.stop)
@@ -153,13 +163,12 @@ class Trainer:
             gradient /= rows
         norm = float(torch.nn.utils.clip_grad_norm_(self.module.parameters(), settings.clip))
         loss = float(totals[1]) / rows
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise DraftsmithError(
-                f"step {place + 1}: the {'loss' if not math.isfinite(loss) else 'gradient'} is not finite; a smaller "
-                f"--lr or --compute float32 may help (last good state: {settings.state_dir / LAST})"
-            )
+        self._require_finite(place + 1, "the loss is", math.isfinite(loss))
+        self._require_finite(place + 1, "the gradient is", math.isfinite(norm))
         rate = self._set_rate()
         self._optimiser.step()
+        changed = (weight for weight in self.module.parameters() if weight.requires_grad)
+        self._require_finite(place + 1, "the weights are", all(bool(weight.isfinite().all()) for weight in changed))
         seconds = self._together.mean(time.perf_counter() - began)
         self.progress.step += 1
         self.progress.tokens += int(totals[2])
@@ -191,6 +200,7 @@ class Trainer:
         )
         self.module.train()
         self._together.add_up(tally.sums)
+        self._require_finite(self.progress.step, "the laws of its drafts are", bool(tally.sums.isfinite().all()))
         figures = tally.figures()
         self.progress.seconds += self._together.mean(time.perf_counter() - began)
         self.progress.figures = {"step": self.progress.step, **as_plain(figures)}
@@ -213,19 +223,32 @@ class Trainer:
             write_state(self.settings.state_dir / LAST, tensors, facts)
             listener.on_save(self.progress)
 
-    def resume(self) -> bool:
+    def resume(self, tell: Callable[[str], None] = lambda line: None) -> bool:
         """Go on from the state on disk; False when there is none. Raises `DraftsmithError` for one of another run."""
         path = self.settings.state_dir / LAST
-        if not path.exists():
-            return False
         if self._together.is_first:
             remove_leftovers(path.parent)
+        if not path.exists():
+            return False
         tensors, facts = read_state(path)
         check_identity(facts["identity"], self._identity, self.settings.state_dir)
         restore(self.module, self._optimiser, tensors)
         self._source.restore(tensors)
         self.progress = Progress(**facts["progress"])
+        if self.progress.best_step >= 0 and self._together.any_of(not best_fits(path.parent, self.module)):
+            tell(
+                f"{path.parent / BEST} is missing or damaged; the weights of step {self.progress.best_step}, the best "
+                "so far, are lost, and the best from here on are kept instead"
+            )
+            self.progress.best, self.progress.best_step, self.progress.figures = -1.0, -1, {}
         return True
+
+    def _require_finite(self, step: int, what: str, is_finite: bool) -> None:
+        if not is_finite:
+            raise DraftsmithError(
+                f"step {step}: {what} not finite; a smaller --lr or --compute float32 may help "
+                f"({last_state(self.settings.state_dir)})"
+            )
 
     def _backward(self, batch: Any, number: int) -> LossReport:
         """Add one batch's gradient, times its rows, to the gradients."""
@@ -299,17 +322,34 @@ def count_steps(settings: TrainingSettings, order: BatchOrder) -> int:
 _ENDLESS = 1 << 40
 
 
+_FACTS = {
+    "target": "of a target with other weights or another backend",
+    "data": "over other training texts",
+    "validation": "with other validation texts",
+}
+"""What a state has of a run beside its settings, in words."""
+
+
 def check_identity(found: Mapping[str, Any], here: Mapping[str, Any], state_dir: Path) -> None:
     """Raise `OptionError` unless a state belongs to this run."""
-    # A state of an earlier version lacks settings that are newer; it was made as they are by default.
+    advice = "give another --output, or --force to begin anew"
+    # A state of an earlier version lacks settings that are newer; it was made as they are by default. Facts that it
+    # lacks cannot be told.
     defaults = {item.name: item.default for item in dataclasses.fields(TrainingSettings)}
     for key, value in here.items():
+        if key in _FACTS:
+            if found.get(key, value) != value:
+                raise OptionError(f"{state_dir} holds a run {_FACTS[key]}; {advice}")
+            continue
+        if key in _IN_TARGET and "target" in found:
+            continue
         there = found.get(key, defaults.get(key))
         if there != value:
-            raise OptionError(
-                f"{state_dir} holds a run with {key} {there!r}, and this one has {value!r}; give another "
-                "--output, or --force to begin anew"
-            )
+            raise OptionError(f"{state_dir} holds a run with {key} {there!r}, and this one has {value!r}; {advice}")
+
+
+_IN_TARGET = ("model", "backend")
+"""Settings that the target's facts stand for: the same files may have another path."""
 
 
 def _as_totals(found: LossReport, tokens: int, num_depths: int) -> torch.Tensor:

@@ -128,7 +128,7 @@ def replay_batch(judged: Judged, batch: TrainingBatch) -> Replay:
 
 
 class Tally:
-    """Sums over batches; one vector, so that processes can add theirs up."""
+    """Sums over batches; one vector, so that processes can add theirs up; not finite where a draft law was not."""
 
     def __init__(self, num_depths: int) -> None:
         self._num_depths = num_depths
@@ -149,7 +149,7 @@ class Tally:
         found = replay_batch(judged, batch)
         replayed += torch.tensor([found.tokens, found.steps], dtype=torch.float64)
         top = judged.top[drafted].double()
-        places = (top * NUM_BINS).long().clamp(max=NUM_BINS - 1)
+        places = (top.nan_to_num() * NUM_BINS).long().clamp(max=NUM_BINS - 1)
         for row, values in enumerate((torch.ones_like(top), top, judged.hits[drafted].double())):
             bins[row].index_add_(0, places, values)
 

@@ -1,9 +1,14 @@
 """Features: whatever the chunks, those of scoring each text alone in one forward; and the same from disk."""
 
 import json
+import os
+import shutil
+import subprocess
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from draftsmith.errors import DataError
 from draftsmith.models.backend import RowGroup
@@ -162,7 +167,7 @@ def test_a_cache_of_another_run_is_refused(data, tmp_path):
     cached(tmp_path / "cache", data, backend)
     with pytest.raises(DataError, match="another model; give another --cache"):
         cached(tmp_path / "cache", data, backend, model="other")
-    with pytest.raises(DataError, match="another texts"):
+    with pytest.raises(DataError, match="another number of texts"):
         cached(tmp_path / "cache", data, backend, kept=[0, 1])
     cached(tmp_path / "three", data, backend, kept=range(3))
     with pytest.raises(DataError, match="another corpus;"):
@@ -188,8 +193,87 @@ def test_a_cache_with_more_taps_serves(data, tmp_path, monkeypatch):
     assert set(narrow.features([last])[0].taps) == {"last_hidden"}
     # What the narrow one scored is there for the wide one too.
     same(wide.features([0, last]), online(data, backend)[1].features([0, last]), atol=1e-3)
-    with pytest.raises(DataError, match="another taps"):
+    with pytest.raises(DataError, match="holds no features of 7"):
         cached(tmp_path / "cache", data, backend, taps=TAPS | {7})
+
+
+def test_a_cache_of_an_earlier_version_is_refused(data, tmp_path):
+    """It knew its target by name alone."""
+    backend = tiny_backend(0, dtype=torch.float32)
+    cached(tmp_path / "cache", data, backend)
+    key = tmp_path / "cache" / "features.json"
+    key.write_text(json.dumps({**json.loads(key.read_text()), "draftsmith_features": 1}))
+    with pytest.raises(DataError, match=r"another version, .* of which weights; delete the directory"):
+        cached(tmp_path / "cache", data, backend)
+
+
+@pytest.mark.parametrize("taps", [["0", "77"], ["zero"], "0", [1], None])
+def test_taps_that_cannot_be_are_named(data, tmp_path, taps):
+    backend = tiny_backend(0, dtype=torch.float32)
+    cached(tmp_path / "cache", data, backend)
+    key = tmp_path / "cache" / "features.json"
+    key.write_text(json.dumps({**json.loads(key.read_text()), "taps": taps}))
+    with pytest.raises(DataError, match=r"features\.json: damaged, its taps are"):
+        cached(tmp_path / "cache", data, backend)
+
+
+def _without_a_tap(tensors, about):
+    tensors.pop("tap.1")
+
+
+def _with_long_texts(tensors, about):
+    tensors["offsets"][1] += 1
+
+
+def _with_fewer_rows(tensors, about):
+    tensors["best"] = tensors["best"][1:]
+
+
+def _of_another_place(tensors, about):
+    about["shard"] = "7"
+
+
+def _without_a_mark(tensors, about):
+    about.clear()
+
+
+@pytest.mark.parametrize(
+    "damage", [_without_a_tap, _with_long_texts, _with_fewer_rows, _of_another_place, _without_a_mark]
+)
+def test_a_shard_that_does_not_fit_is_named(data, tmp_path, damage):
+    backend = tiny_backend(0, dtype=torch.float32)
+    cached(tmp_path / "cache", data, backend).fill(lambda done, whole: None)
+    shard = next((tmp_path / "cache").glob("features-*"))
+    with safe_open(str(shard), framework="pt") as file:
+        tensors, about = {name: file.get_tensor(name).clone() for name in file.keys()}, file.metadata()
+    damage(tensors, about)
+    save_file(tensors, str(shard), metadata=about)
+    with pytest.raises(DataError, match=r"features-00000\.safetensors: not a readable shard of this cache .*delete it"):
+        cached(tmp_path / "cache", data, backend).features([0])
+    with pytest.raises(DataError, match="delete it"):
+        cached(tmp_path / "cache", data, backend).fill(lambda done, whole: None)
+
+
+def test_a_shard_of_another_cache_is_not_taken(data, tmp_path):
+    """The same texts, scored by other weights: every shape fits."""
+    for seed in (0, 1):
+        backend = tiny_backend(seed, dtype=torch.float32)
+        cached(tmp_path / str(seed), data, backend, weights=seed).fill(lambda done, whole: None)
+    shutil.copy(tmp_path / "1" / "features-00000.safetensors", tmp_path / "0")
+    with pytest.raises(DataError, match="of another cache"):
+        cached(tmp_path / "0", data, tiny_backend(0, dtype=torch.float32), weights=0).features([0])
+
+
+def test_what_a_killed_process_left_goes(data, tmp_path):
+    process = subprocess.Popen(["true"])
+    process.wait()
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    left, own = (cache / f".features-00000.safetensors.{number}" for number in (process.pid, os.getpid()))
+    left.touch()
+    own.touch()
+    cached(cache, data, tiny_backend(0, dtype=torch.float32))
+    assert not left.exists() and own.exists()
 
 
 def test_a_damaged_shard_is_named(data, tmp_path):

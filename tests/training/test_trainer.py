@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import resource
+import shutil
 import signal
 
 import pytest
@@ -13,11 +14,12 @@ import torch
 from draftsmith.drafters.checkpoint import read_checkpoint
 from draftsmith.errors import DraftsmithError, OptionError
 from draftsmith.training import state as states
+from draftsmith.training.places import alone_in
 from draftsmith.training.processes import Processes
-from draftsmith.training.run import alone_in, carry_out, finish
+from draftsmith.training.run import carry_out, finish
 from draftsmith.training.state import read_state, write_state
-from draftsmith.training.trainer import Listener
-from tests.training.tiny import BROKEN, METHOD, job_of
+from draftsmith.training.trainer import Listener, check_identity
+from tests.training.tiny import BROKEN, METHOD, job_of, settings_of
 
 
 def train(data, output, *, stop_after=None, **changes):
@@ -112,8 +114,51 @@ def test_a_state_of_other_settings_is_refused(data, tmp_path):
     train(data, tmp_path / "drafter", stop_after=2)
     with pytest.raises(OptionError, match=r"lr 0.01, and this one has 0.02; .*--force"):
         train(data, tmp_path / "drafter", lr=0.02)
-    with pytest.raises(OptionError, match="data"):
+    with pytest.raises(OptionError, match="over other training texts"):
         train(data / "validation", tmp_path / "drafter")
+
+
+def test_a_state_of_other_weights_or_validation_texts_is_refused(data, tmp_path):
+    """Both were once known by name alone, so a run went on with another target under the same name."""
+    first = {"digest": "a", "backend": "native", "path": "/a", "threads": 1}
+    train(data, tmp_path / "drafter", stop_after=2, identity=first)
+    elsewhere = {**first, "path": "/b", "threads": 2}
+    _, stopped = train(data, tmp_path / "drafter", stop_after=1, model="./tiny", backend="native", identity=elsewhere)
+    assert stopped.progress.step == 3
+    for other in ({**first, "digest": "b"}, {**first, "backend": "reference"}):
+        with pytest.raises(OptionError, match="of a target with other weights or another backend"):
+            train(data, tmp_path / "drafter", identity=other)
+    copied = shutil.copytree(data, tmp_path / "data")
+    shutil.rmtree(copied / "validation")
+    with pytest.raises(OptionError, match="with other validation texts"):
+        train(copied, tmp_path / "drafter", identity=first)
+
+
+def test_a_state_that_lacks_these_facts_goes_on(data, tmp_path):
+    here = {**settings_of(data, tmp_path).identity, "target": {"digest": "a"}, "data": "x", "validation": None}
+    older = {key: value for key, value in here.items() if key not in ("target", "validation")}
+    check_identity(older, here, tmp_path)
+    with pytest.raises(OptionError, match="model 'tiny', and this one has 'other'"):
+        check_identity(older, {**here, "model": "other"}, tmp_path)
+    check_identity(here, {**here, "model": "other"}, tmp_path)
+
+
+@pytest.mark.parametrize("how", ["gone", "junk"])
+@pytest.mark.parametrize("at", [None, 3])
+def test_a_run_whose_best_weights_are_lost_goes_on_and_says_so(data, tmp_path, whole, how, at):
+    """They were left out without a word when gone, and a good run was to begin anew when they were damaged."""
+    job, trainer = train(data, tmp_path / "drafter", stop_after=at)
+    best = tmp_path / "drafter.state" / "best.safetensors"
+    best.unlink() if how == "gone" else best.write_bytes(b"junk" * 9)
+    if at is None:
+        with pytest.raises(DraftsmithError, match="gone or damaged; the same command goes on"):
+            finish(job, trainer)
+    told = []
+    job = job_of(data, tmp_path / "drafter")
+    trainer = carry_out(job, Listener(), Processes(), tell=told.append)
+    assert any("best.safetensors is missing or damaged" in line for line in told)
+    assert losses_of(tmp_path / "drafter") == losses_of(whole[0])
+    assert finish(job, trainer)["step"] == trainer.progress.best_step > 0
 
 
 def test_killed_before_the_log_was_cut_the_log_holds_each_step_once(data, tmp_path, whole):
@@ -182,6 +227,7 @@ def test_a_full_disk_is_told_and_keeps_the_last_state(data, tmp_path, whole):
     message = queue.get(timeout=10)
     assert "cannot be written" in message
     assert "the last good state is" in message
+    assert "/." not in message  # the file as it is called while it is written is not the user's
     assert "\n" not in message
     assert not list((tmp_path / "drafter.state").glob(".*"))
     _, facts = read_state(tmp_path / "drafter.state" / "last.safetensors")
@@ -197,6 +243,30 @@ def test_a_loss_that_is_not_finite_ends_the_run(data, tmp_path):
     tensors, facts = read_state(tmp_path / "drafter.state" / "last.safetensors")
     assert facts["progress"]["step"] == 2
     assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values() if tensor.is_floating_point())
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [({"lr": 1e30, "validate_every": 1}, "the laws of its drafts are"), ({"lr": 1e300}, "the weights are")],
+)
+def test_a_rate_far_too_high_is_told(data, tmp_path, changes, what):
+    """Validation met what is not finite and ended in a traceback; infinite weights went to the disk."""
+    with pytest.raises(DraftsmithError, match=rf"step \d: {what} not finite; a smaller --lr"):
+        train(data, tmp_path / "drafter", warmup=0.0, clip=1e9, **changes)
+
+
+def test_stopped_while_features_are_kept_there_is_no_trainer(data, tmp_path):
+    _, trainer = train(data, tmp_path / "drafter", stop_after=0, cache=tmp_path / "cache")
+    assert trainer is None
+
+
+def test_leftovers_go_before_there_is_a_state(data, tmp_path):
+    state = tmp_path / "drafter.state"
+    state.mkdir()
+    (state / ".last.safetensors.1").touch()
+    (state / ".train.jsonl.1").touch()
+    train(data, tmp_path / "drafter", steps=1)
+    assert not list(state.glob(".*"))
 
 
 def test_a_state_is_read_back_bit_for_bit(tmp_path):
@@ -257,12 +327,15 @@ def test_bfloat16_learns_too(data, tmp_path, whole):
 
 
 def test_two_runs_do_not_share_a_state(data, tmp_path):
-    state = tmp_path / "drafter.state"
-    state.mkdir()
-    with alone_in(state), pytest.raises(OptionError, match="another run is at work"):
-        train(data, tmp_path / "drafter")
-    _, trainer = train(data, tmp_path / "drafter", steps=1)
-    assert trainer.finished
+    settings = settings_of(data, tmp_path / "drafter")
+    train(data, settings.output, stop_after=2)
+    before = {file: file.read_bytes() for file in settings.state_dir.iterdir() if file.is_file()}
+    for restart in (False, True):  # beginning anew once deleted what the other run had, its lock too
+        with alone_in(settings), pytest.raises(OptionError, match="another run is at work"):
+            carry_out(job_of(data, settings.output), Listener(), Processes(), tell=print, restart=restart)
+    assert {file: file.read_bytes() for file in settings.state_dir.iterdir() if file.is_file()} == before
+    carry_out(job_of(data, settings.output, steps=1), Listener(), Processes(), tell=print, restart=True)
+    assert [step for step, *_ in losses_of(settings.output)] == [1]
 
 
 def test_the_module_is_judged_without_its_noise(data, tmp_path):

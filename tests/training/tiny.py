@@ -130,7 +130,7 @@ def settings_of(data, output, **changes):
     return TrainingSettings(**values)
 
 
-def job_of(data, output, backend=None, together=None, **changes):
+def job_of(data, output, backend=None, together=None, identity=None, **changes):
     """Everything ready for a run over the tiny target."""
     backend = backend or tiny_backend(0, dtype=torch.float32)
-    return prepare(settings_of(data, output, **changes), target_of(backend), together or Processes())
+    return prepare(settings_of(data, output, **changes), target_of(backend), together or Processes(), identity)
