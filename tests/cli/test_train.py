@@ -1,9 +1,12 @@
 """`draftsmith train`: from a recipe to a drafter on disk, and every mistake in one line."""
 
+import fcntl
 import json
 import os
 import random
+import shutil
 import signal
+import socket
 import subprocess
 import time
 
@@ -137,6 +140,112 @@ def test_a_plan_of_slow_steps_times_one_of_them(words, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out)["tried"] == 1
 
 
+@pytest.mark.parametrize("option", ["--output", "--cache"])
+def test_a_plan_for_a_place_that_cannot_be(words, tmp_path, complaint, option):
+    (tmp_path / "file").touch()
+    line = complaint(*words, "--plan", option, tmp_path / "file" / "x")
+    assert "cannot be written there" in line and "is not a directory" in line
+
+
+def test_a_live_check_on_training_texts_is_told(words, tiny, tmp_path, capsys):
+    write_texts(tmp_path / "alone", tiny, 6, 0)
+    assert run(*words, "--data", tmp_path / "alone", "--plan", "--live-texts", "2") == 0
+    assert "--live-texts takes prompts that it was trained on" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [
+        (None, "stopped while /some/cache was filled; the same command"),
+        (KeyboardInterrupt(), "interrupted; there is no"),
+    ],
+    ids=["while features are kept", "twice"],
+)
+def test_stopped_before_the_first_state(words, monkeypatch, capsys, ends, told):
+    """The first was an error of the user's, the second ended without a word."""
+
+    def carry_out(*arguments, **more):
+        if ends is not None:
+            raise ends
+
+    monkeypatch.setattr("draftsmith.training.run.carry_out", carry_out)
+    monkeypatch.setattr("draftsmith.training.places._check_place", lambda name, path: None)
+    assert run(*words, "--cache", "/some/cache") == 130
+    assert f"draftsmith: {told}" in capsys.readouterr().err
+
+
+def test_one_of_two_begins_anew_while_the_other_is_at_work(words, tmp_path, complaint):
+    """Its state was deleted, the lock too, and both wrote into one directory."""
+    state = tmp_path / "out.state"
+    state.mkdir()
+    (state / "train.jsonl").write_text("{}\n")
+    with (state / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "another run is at work" in complaint(*words, "--force")
+    assert (state / "train.jsonl").read_text() == "{}\n"
+
+
+def test_features_of_other_weights_under_one_name_are_refused(words, tiny, other, tmp_path, complaint, capsys):
+    model = shutil.copy(tiny, tmp_path / "model.gguf")
+    more = ["--cache", tmp_path / "cache", "--model", model]
+    assert run(*words, *more) == 0
+    moved = shutil.copy2(model, tmp_path / "moved.gguf")
+    assert run(*words, *more[:2], "--model", moved, "--output", tmp_path / "second") == 0
+    shutil.copy(other, model)
+    assert "a target with other weights" in complaint(*words, *more, "--output", tmp_path / "third")
+    assert "a target with other weights" in complaint(*words, "--model", model)
+
+
+def several(*words):
+    """Two processes as torchrun starts them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {**ENVIRONMENT, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    return [
+        subprocess.Popen(
+            command(*words, "--accumulate", "2"),
+            env={**common, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        for rank in range(2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "code"), [(["--lr", "0"], 2), (["--max-len", "5"], 2), (["--plan"], 0)], ids=["early", "late", "plan"]
+)
+def test_several_processes_speak_once(words, more, code):
+    processes = several(*words, *more)
+    said = [process.communicate(timeout=240) for process in processes]
+    assert [process.returncode for process in processes] == [code, code], said
+    assert said[0][0] or "draftsmith: error: " in said[0][1]
+    assert said[1][0] == ""
+    assert "draftsmith:" not in said[1][1]
+
+
+def test_a_process_that_is_killed_is_told_by_the_other(words, tmp_path):
+    processes = several(*words, "--steps", "100000", "--save-every", "0.01")
+    try:
+        state = tmp_path / "out.state" / "last.safetensors"
+        deadline = time.monotonic() + 240
+        while time.monotonic() < deadline and not state.exists():
+            time.sleep(0.05)
+        processes[1].kill()
+        _, said = processes[0].communicate(timeout=120)
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert processes[0].returncode == 2
+    assert "Traceback" not in said
+    line = said.splitlines()[-1]
+    assert "another process of this run went away" in line and str(state) in line and "goes on from there" in line
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_signal_stops_and_the_same_command_goes_on(words, tmp_path, number, capsys):
     log = tmp_path / "out.state" / "train.jsonl"
@@ -182,6 +291,7 @@ def test_a_signal_stops_and_the_same_command_goes_on(words, tmp_path, number, ca
         (["--max-len", "5"], ["longer than 5", "--max-len"]),
         (["--output", "/proc/drafter"], ["/proc/drafter", "cannot be written"]),
         (["--model", "/nowhere/model"], ["/nowhere/model"]),
+        (["--threads", "100000"], ["threads", "at most 1024"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -229,7 +339,12 @@ def test_a_seed_or_depths_that_cannot_be(words, complaint):
     [
         ("- a\n", "options and their values"),
         ("a: [", "not valid YAML"),
-        ("colour: red\n", "unknown key 'colour'"),
+        ("colour: red\n", "unknown key 'colour'; see draftsmith train --help"),
+        ("batch_token: 1\n", "unknown key 'batch_token'; nearest are batch-tokens"),
+        ("plan: true\n", "give --plan on the command line"),
+        ("lr: 1\nlr: 2\n", "lr stands there twice"),
+        ("set: {taps: 0-1-2, taps: 0}\n", "taps stands there twice"),
+        ("set: {taps: 0-1-2}\nconfigure: {taps: 0}\n", "configure stands there twice"),
         ("steps: many\n", "a whole number is needed"),
         ("steps: true\n", "a whole number is needed"),
         ("lr: fast\n", "a number is needed"),
