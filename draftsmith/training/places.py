@@ -27,6 +27,7 @@ def check_places(settings: TrainingSettings, *, force: bool) -> None:
     output = settings.output
     check_drafter_output(output, is_drafter=is_drafter)
     _check_place("output", output)
+    _check_place("state", settings.state_dir)
     if settings.cache is not None:
         _check_place("cache", settings.cache)
     if output.exists() and not force and not (settings.state_dir / LAST).exists():

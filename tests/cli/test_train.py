@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import time
 
@@ -196,13 +195,15 @@ def test_features_of_other_weights_under_one_name_are_refused(words, tiny, other
     assert "a target with other weights" in complaint(*words, "--model", model)
 
 
-def several(*words):
-    """Two processes as torchrun starts them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {**ENVIRONMENT, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    return [
+@pytest.fixture
+def several():
+    """Starts two processes as torchrun does, which keeps what they share in its own process."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    common = {
+        **ENVIRONMENT, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2",
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
+    }  # fmt: skip
+    yield lambda *words: [  # the store ends with the test
         subprocess.Popen(
             command(*words, "--accumulate", "2"),
             env={**common, "RANK": str(rank)},
@@ -218,7 +219,7 @@ def several(*words):
 @pytest.mark.parametrize(
     ("more", "code"), [(["--lr", "0"], 2), (["--max-len", "5"], 2), (["--plan"], 0)], ids=["early", "late", "plan"]
 )
-def test_several_processes_speak_once(words, more, code):
+def test_several_processes_speak_once(words, several, more, code):
     processes = several(*words, *more)
     said = [process.communicate(timeout=240) for process in processes]
     assert [process.returncode for process in processes] == [code, code], said
@@ -227,7 +228,7 @@ def test_several_processes_speak_once(words, more, code):
     assert "draftsmith:" not in said[1][1]
 
 
-def test_a_process_that_is_killed_is_told_by_the_other(words, tmp_path):
+def test_a_process_that_is_killed_is_told_by_the_other(words, several, tmp_path):
     processes = several(*words, "--steps", "100000", "--save-every", "0.01")
     try:
         state = tmp_path / "out.state" / "last.safetensors"
