@@ -59,6 +59,7 @@ def test_a_full_disk_is_one_line(tmp_path, capfd):
 
 def test_a_line_that_was_not_written_is_told_once(tmp_path, monkeypatch):
     log = TrainingLog(tmp_path / "train.jsonl", 0)
+    log._file.close()
     log._file = open("/dev/full", "w", encoding="utf-8")
     with pytest.raises(DraftsmithError, match=r"train\.jsonl: cannot be written \(No space left on device\)"):
         log.write("start")
