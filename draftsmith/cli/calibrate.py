@@ -18,12 +18,12 @@ from draftsmith.cli.calibrate_view import print_costs
 from draftsmith.cli.console import note
 from draftsmith.cli.interrupts import INTERRUPTED
 from draftsmith.errors import DataError, OptionError
+from draftsmith.io.fingerprint import FILE_FACTS
 
 if TYPE_CHECKING:
     from draftsmith.bench.runs import Measured
     from draftsmith.control.cost_table import CostTable
 
-_FILES = ("bytes", "digest")
 _LEARNED = "learned"
 """In a table's `about`: digests of the bundles it was refreshed from."""
 
@@ -128,7 +128,7 @@ def _differing(measured: Measured, identity: Mapping[str, Any]) -> str | None:
     if not found or not all(isinstance(one, dict) and one for one in found):
         return "it does not say of which model file its steps are; run draftsmith bench again"
     for one in found:
-        if any(one.get(name) != identity[name] for name in _FILES):
+        if any(one.get(name) != identity[name] for name in FILE_FACTS):
             return f"its model {measured.config['model']} is another file"
         for name, here in identity.items():
             if one.get(name) != here:

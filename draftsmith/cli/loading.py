@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from draftsmith.cli.options import CoreSamplingOptions, LengthOptions, RuntimeOptions, SamplingOptions
 from draftsmith.errors import DataError, PromptError
+from draftsmith.io.fingerprint import FILE_FACTS
 from draftsmith.registry import CONTROLLERS
 
 if TYPE_CHECKING:
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from draftsmith.engine.engine import Engine
     from draftsmith.engine.loading import LoadedModel
     from draftsmith.training.turns import Turns
-
-_NO_FILE_FACTS = frozenset({"path", "backend", "dtype", "device", "threads", "processor"})
-"""Of a model's identity: where it lies and how it is run, which change nothing of what it is."""
 
 
 class RuntimeChoice(Protocol):
@@ -76,7 +74,7 @@ def load_arms(
     also one for every trained drafter that comes with the package for this model, by its method's name.
     Raises `UserError`s as `load_engine` does.
     """
-    _note_idle_controller(choice, drafters)
+    _note_idle_controller(choice, names)
     with loading_notice(f"loading {choice.model} ..."):
         from draftsmith.drafters.shipped import shipped_drafters
         from draftsmith.engine.engine import Engine, EngineSettings
@@ -146,7 +144,7 @@ def load_for_texts(
             prefix_cache=True,
         )
         arm = OwnArm("texts", Engine(loaded, settings, load=load), max_concurrency=batch)
-        files = {f"model_{key}": value for key, value in loaded.identity.items() if key not in _NO_FILE_FACTS}
+        files = {f"model_{key}": loaded.identity[key] for key in FILE_FACTS if key in loaded.identity}
         return ArmAnswerer(arm, is_remote=False), turns, files
 
 

@@ -16,6 +16,10 @@ _BLOCK = 1 << 16
 _NUM_BLOCKS = 64
 
 
+FILE_FACTS = ("bytes", "digest")
+"""Names of what `file_facts` tells."""
+
+
 def file_facts(path: Path) -> Mapping[str, Any]:
     """Bytes and a digest of a model file, or of a directory's config and weights. Raises `OSError`.
 

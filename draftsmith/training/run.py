@@ -71,7 +71,7 @@ class Job:
         return count_steps(self.settings, self.order)
 
 
-_ELSEWHERE = ("path", "threads", "processor")
+_ELSEWHERE = ("threads", "processor")
 """Of a model's identity, what may change while its laws stay."""
 
 
