@@ -79,7 +79,7 @@ class _Known:
 
 @final
 class ModelDrafter(TrainableDrafter):
-    """Drafts with another, smaller model of the same vocabulary."""
+    """Drafts with another, smaller model, of the same vocabulary or another."""
 
     Options = ModelOptions
     Module = StudentModule
