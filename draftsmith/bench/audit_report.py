@@ -142,7 +142,8 @@ def _statement(report: AuditReport) -> str:
     ended = f": {report.limit}" if report.limit else ""
     found = [check.figures["detectable"] for check in report.checks if check.figures.get("detectable") is not None]
     if report.verdict is Verdict.NOT_TESTED:
-        why = "no draft was accepted" if report.accepted == 0 else f"no check was carried out{ended}"
+        has_drafted_in_vain = report.tokens > 0 and report.accepted == 0
+        why = "no draft was accepted" if has_drafted_in_vain else f"no check was carried out{ended}"
         return f"Nothing was tested: {why}. {said}"
     if report.verdict is Verdict.DRIFTING:
         names = ", ".join(check.name for check in report.checks if check.status is Status.DIFFERS)

@@ -120,9 +120,9 @@ def test_a_state_of_other_settings_is_refused(data, tmp_path):
 
 def test_a_state_of_other_weights_or_validation_texts_is_refused(data, tmp_path):
     """Both were once known by name alone, so a run went on with another target under the same name."""
-    first = {"digest": "a", "backend": "native", "path": "/a", "threads": 1}
+    first = {"digest": "a", "backend": "native", "threads": 1}
     train(data, tmp_path / "drafter", stop_after=2, identity=first)
-    elsewhere = {**first, "path": "/b", "threads": 2}
+    elsewhere = {**first, "threads": 2}
     _, stopped = train(data, tmp_path / "drafter", stop_after=1, model="./tiny", identity=elsewhere)
     assert stopped.progress.step == 3
     for other in ({**first, "digest": "b"}, {**first, "backend": "reference"}):
