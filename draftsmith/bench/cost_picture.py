@@ -30,7 +30,7 @@ def draw_costs(table: CostTable, path: Path) -> None:
     """Medians as lines, quartiles as bands. The line of one row is what plain decoding pays."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
-    from matplotlib.ticker import NullLocator
+    from matplotlib.ticker import LogLocator, NullLocator
 
     with settings("costs"):
         figure = Figure(figsize=(8.0, 4.8), layout="constrained")
@@ -47,7 +47,11 @@ def draw_costs(table: CostTable, path: Path) -> None:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel("rows of a forward (tokens that the model scores at once)")
         axes.set_ylabel("milliseconds per forward")
-        axes.set_ylim(bottom=0)
+        # Both axes are logarithmic: few rows matter most, and cost little.
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
         name = Path(str(table.about.get("model", ""))).name
         axes.set_title(f"{name}: what a forward costs here", parse_math=False)
         lines, _ = axes.get_legend_handles_labels()
