@@ -51,19 +51,17 @@ def run(options: DemoOptions) -> int:
     main = _Part(options, {BASELINE: plain, drafter: chosen}, view)
     parts = [main]
     num_kinds = len({item.kind for item in DEMO_PROMPTS})
-    is_short = False
     for index, item in enumerate(DEMO_PROMPTS):
-        is_short = index >= num_kinds and time.monotonic() - began > LAST_START_SECONDS
-        if is_short:
+        if index >= num_kinds and time.monotonic() - began > LAST_START_SECONDS:
             view.say(f"This machine is slow or busy: {index} of {len(DEMO_PROMPTS)} prompts shown, the rest left out.")
             break
         main.compare(item)
     if trained:
         view.say(f"\nThe drafters that come trained for this model ({', '.join(trained)}), where nothing repeats:")
         parts.append(_Part(options, {BASELINE: plain, **trained}, view))
-        free = [item for item in DEMO_PROMPTS if item.kind == FREE_KIND]
-        for item in free[:1] if is_short else free:
-            parts[-1].compare(item)
+        for item in DEMO_PROMPTS:
+            if item.kind == FREE_KIND:
+                parts[-1].compare(item)
     measured = [part.measured() for part in parts]
     summaries = [summarise_run(part) for part in measured]
     if options.json:
