@@ -98,8 +98,9 @@ class _Part:
                 self._view.token(name, event, answer)
             answer.close(engine.take_events())
             runs[name] = _as_run(answer, engine, item, drafter=name, index=index, place=place)
+        runs = {name: runs[name] for name in self._arms}
         self._view.end(item, runs)
-        self._runs += [runs[name] for name in self._arms]
+        self._runs += runs.values()
 
     def measured(self) -> Measured:
         """What was measured, with every difference explained."""
