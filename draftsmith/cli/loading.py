@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from draftsmith.cli.options import CoreSamplingOptions, LengthOptions, RuntimeOptions, SamplingOptions
 from draftsmith.errors import DataError, PromptError
 from draftsmith.io.fingerprint import FILE_FACTS
-from draftsmith.registry import CONTROLLERS
+from draftsmith.registry import CONTROLLERS, known_name
 
 if TYPE_CHECKING:
     from draftsmith.bench.audit_subject import EngineAudited, Target
@@ -95,7 +95,8 @@ def load_arms(
 def split_arm(name: str, controller: str) -> tuple[str, str]:
     """Drafter and controller of an arm: `DRAFTER@CONTROLLER`, or a drafter that takes the controller given."""
     drafter, mark, own = name.rpartition("@")
-    return (drafter, own) if mark and own.partition(":")[0] in CONTROLLERS else (name, controller)
+    is_own = mark and known_name(own.partition(":")[0], CONTROLLERS) is not None
+    return (drafter, own) if is_own else (name, controller)
 
 
 def load_audited(

@@ -97,11 +97,11 @@ def test_tables_for_people(bench):
 
 
 def test_an_arm_may_have_a_controller_of_its_own(bench):
-    arms = ["none", "suffix", "suffix@fixed:num_draft=3", "suffix@ema"]
+    arms = ["none", "suffix", "suffix@fixed:num_draft=3", "suffix@prefix_scheduler"]
     captured, output, summary = bench("-d", ",".join(arms))
     assert [result["arm"] for result in summary["results"]] == arms
     told = [(result["details"]["drafter"], result["details"].get("controller")) for result in summary["results"]]
-    assert told == [("none", None), ("suffix", "auto"), ("suffix", "fixed:num_draft=3"), ("suffix", "ema")]
+    assert told == [("none", None), ("suffix", "auto"), ("suffix", "fixed:num_draft=3"), ("suffix", "prefix_scheduler")]
     runs = bundle.read(output).runs
     fixed = [record for run in runs if run.arm == arms[2] for record in run.events.requests if record.drafted]
     assert max(record.drafted for record in fixed) == 3

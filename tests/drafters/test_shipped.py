@@ -73,8 +73,8 @@ def test_what_ships_is_small_and_says_how_it_was_made():
         assert len(item.about["tokenizer"]) == 64
 
 
-@pytest.mark.parametrize("method", ["eagle3", "mtp"])
-def test_the_shipped_drafter_drafts_for_smollm2(method):
+@pytest.mark.parametrize(("method", "least"), [("eagle3", 1.4), ("mtp", 1.2)])
+def test_the_shipped_drafter_drafts_for_smollm2(method, least):
     """Ids as without it, and drafts that come true: a wrong tap, offset or vocabulary would leave nothing."""
     prompt = [{"role": "user", "content": "Explain in three sentences why the sky is blue."}]
     engine = Engine.load("smollm2", drafter=method, controller="fixed:num_draft=3", prefix_cache=False)
@@ -82,4 +82,4 @@ def test_the_shipped_drafter_drafts_for_smollm2(method):
     result = engine.generate(prompt, max_new_tokens=64)
     assert result.statistics.drafter == method
     assert engine.backend_name != "native" or result.token_ids == plain.token_ids
-    assert result.statistics.tokens_per_step > 1.2
+    assert result.statistics.tokens_per_step > least
