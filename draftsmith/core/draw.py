@@ -25,23 +25,27 @@ from draftsmith.errors import UnsoundError
 Weights: TypeAlias = npt.NDArray[np.floating[Any]]
 """Entries of a law as recorded, [V] or [C], float32 or float64."""
 
+Tokens: TypeAlias = npt.NDArray[np.int64]
+"""Ids of some tokens, [C]."""
+
 # Room for laws kept in half precision; anything further off is not a law.
 _SUM_TOLERANCE = 1e-2
 _SPARSE_BELOW = 0.25
 
 
-def record_law(probs_V: torch.Tensor) -> Law:
+def record_law(probs_V: torch.Tensor, ids: Tokens | None = None) -> Law:
     """The `Law` to draw from and to put into the proposal, for probabilities [V] of any float type.
 
-    Sparse when less than a quarter of the vocabulary has mass, float32 throughout. Draw from the result,
-    not from `probs_V`: rounding is harmless only when it comes before the draw.
+    With `ids` (ascending) [C] they are these tokens' [C], and all others have none. Sparse then, and when less than a
+    quarter of the vocabulary has mass; float32 throughout. Draw from the result, not from `probs_V`: rounding is
+    harmless only when it comes before the draw. (Numpy: operations of torch wait for a pool of threads.)
     """
-    probs_V = probs_V.detach().to(torch.float32)
-    has_mass_V = probs_V > 0
-    if int(torch.count_nonzero(has_mass_V)) < _SPARSE_BELOW * len(probs_V):
-        ids = has_mass_V.nonzero().flatten()
-        return Law(probs_V[ids], ids)
-    return Law(probs_V)
+    probs = probs_V.detach().to("cpu", torch.float64).numpy().astype(np.float32)
+    places = np.flatnonzero(probs)
+    if ids is None and len(places) >= _SPARSE_BELOW * len(probs):
+        return Law(torch.from_numpy(probs))
+    tokens = places if ids is None else ids[places]
+    return Law(torch.from_numpy(probs[places]), torch.from_numpy(tokens))
 
 
 def support_size(law: Law) -> int:
@@ -49,28 +53,38 @@ def support_size(law: Law) -> int:
 
     It is known before anything is drawn, so a drafter may let it bound the number of children.
     """
-    return int(torch.count_nonzero(law.probs))
+    return int(np.count_nonzero(law.probs.detach().cpu().numpy()))
 
 
-def draw_coupled(scores_V: torch.Tensor, random: RequestRandom, position: int, num_tokens: int = 1) -> tuple[int, ...]:
+def draw_coupled(
+    scores_V: torch.Tensor, random: RequestRandom, position: int, num_tokens: int = 1, ids: Tokens | None = None
+) -> tuple[int, ...]:
     """Seeded coupling: the draft's best tokens under the target's own noise of an output position.
 
-    `scores_V`: the draft's log-law over the target's vocabulary, up to a constant. The first token is the
-    draft's guess of the target's draw, the others are the runners-up. Report them as POINT_MASS
-    (Daliri et al. 2408.07978).
+    `scores_V`: the draft's log-law over the target's vocabulary, up to a constant; with `ids` (ascending) [C] over
+    these tokens alone. The first token is the draft's guess of the target's draw, the others are the runners-up, as
+    many as have a chance. Report them as POINT_MASS (Daliri et al. 2408.07978).
     """
     scores = scores_V.detach().to("cpu", torch.float64).numpy()
+    places = np.flatnonzero(scores > -np.inf)
+    if len(places) < len(scores):
+        scores, ids = scores[places], places if ids is None else ids[places]
+    noise = random.target_noise(position)
     if num_tokens == 1:
-        return (random.target_noise(position).argmax(scores),)
-    return _largest(scores + random.target_gumbel(position, len(scores)), num_tokens)
+        found = [noise.argmax(scores, ids)]
+    else:
+        noise_C = noise.shared_gumbel(len(scores)) if ids is None else noise.gumbel_at(ids)
+        found = list(_largest(scores + noise_C, min(num_tokens, len(scores))))
+    return tuple(found if ids is None else ids[found].tolist())
 
 
 def draw_iid(
     law: Law, random: RequestRandom, root_position: int, nodes: Sequence[int], vocab_size: int
 ) -> tuple[int, ...]:
     """One independent draw from `law` for each of the sibling `nodes`, in their order (kind IID)."""
-    log_law = _log_dense(*_weights(law, vocab_size, nodes[0])[:2], vocab_size)
-    return tuple(int((log_law + random.draft_gumbel(root_position, node, vocab_size)).argmax()) for node in nodes)
+    ids, scores = _scores(law, vocab_size, nodes[0])
+    found = [random.draft_noise(root_position, node).argmax(scores, ids) for node in nodes]
+    return tuple(found if ids is None else ids[found].tolist())
 
 
 def draw_without_replacement(
@@ -83,11 +97,15 @@ def draw_without_replacement(
     assumes; ask for at most `support_size(law)` tokens to avoid that.
     """
     assert num_tokens <= vocab_size, f"{num_tokens} distinct tokens from a vocabulary of {vocab_size}"
-    ids, probs, _ = _weights(law, vocab_size, parent)
-    noise_V = random.draft_gumbel(root_position, parent, vocab_size)
-    drawn = _largest(_log_dense(ids, probs, vocab_size) + noise_V, min(num_tokens, int(np.count_nonzero(probs))))
+    ids, scores = _scores(law, vocab_size, parent)
+    noise = random.draft_noise(root_position, parent)
+    noise_C = noise.gumbel(vocab_size) if ids is None else noise.gumbel_at(ids)
+    drawn = _largest(scores + noise_C, min(num_tokens, int(np.count_nonzero(scores > -np.inf))))
+    if ids is not None:
+        drawn = tuple(ids[list(drawn)].tolist())
     if len(drawn) < num_tokens:
         # Noise of tokens without mass has not been looked at, so it is fresh for the uniform draws.
+        noise_V = noise.gumbel(vocab_size)
         noise_V[list(drawn)] = -np.inf
         drawn += _largest(noise_V, num_tokens - len(drawn))
     return drawn
@@ -159,7 +177,7 @@ class SiblingLaw:
         return int(hits[0]) if len(hits) else None
 
 
-def _weights(law: Law, vocab_size: int, node: int) -> tuple[npt.NDArray[np.int64] | None, Weights, float]:
+def _weights(law: Law, vocab_size: int, node: int) -> tuple[Tokens | None, Weights, float]:
     """The ids of a sparse law, the law's entries as recorded, and their total. Raises `UnsoundError`.
 
     The tokens were drawn in proportion to the entries, so the exact law is entries / total.
@@ -168,7 +186,7 @@ def _weights(law: Law, vocab_size: int, node: int) -> tuple[npt.NDArray[np.int64
     if probs_C.dtype not in (torch.float32, torch.float64):
         probs_C = probs_C.to(torch.float64)
     probs: Weights = probs_C.cpu().numpy()
-    ids: npt.NDArray[np.int64] | None = None
+    ids: Tokens | None = None
     if law.ids is None:
         fits = probs.shape == (vocab_size,)
     else:
@@ -189,15 +207,15 @@ def _weights(law: Law, vocab_size: int, node: int) -> tuple[npt.NDArray[np.int64
     return ids, probs, total
 
 
-def _log_dense(ids: npt.NDArray[np.int64] | None, probs: Weights, vocab_size: int) -> Vector:
-    """Logarithm of the entries, float64 [V], minus infinity where there is no mass."""
+def _scores(law: Law, vocab_size: int, node: int) -> tuple[Tokens | None, Vector]:
+    """The ids of a sparse law, ascending, and the logarithm of the entries, minus infinity where there is no mass."""
+    ids, probs, _ = _weights(law, vocab_size, node)
     with np.errstate(divide="ignore"):
-        log_probs: Vector = np.log(probs, dtype=np.float64)
-    if ids is None:
-        return log_probs
-    log_law_V = np.full(vocab_size, -np.inf)
-    log_law_V[ids] = log_probs
-    return log_law_V
+        scores: Vector = np.log(probs, dtype=np.float64)
+    if ids is not None and (ids[1:] < ids[:-1]).any():
+        order = np.argsort(ids)
+        return ids[order], scores[order]
+    return ids, scores
 
 
 def _largest(scores_V: Vector, count: int) -> tuple[int, ...]:

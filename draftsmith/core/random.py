@@ -76,16 +76,16 @@ class KeyedNoise:
         Scores [C] belong to `ids` (ascending), or to all tokens [V].
         """
         native = accelerator.native()
-        if native is not None and ids is None and scores.flags.c_contiguous:
-            found: int = native.noisy_argmax(scores, *self.words)
+        if native is not None and scores.flags.c_contiguous:
+            found: int = native.noisy_argmax(scores, *self.words, ids)
             if found >= 0:
-                return found
+                return found if ids is None else int(np.searchsorted(ids, found))
         # The library's logarithms are quick and nearly right; ours decide between those that come near the best.
         rough_V = self._rough_gumbel(len(scores) if ids is None else int(ids[-1]) + 1)
         rough = scores + (rough_V if ids is None else rough_V[ids])
         best = rough.max()
         near = np.flatnonzero(rough >= best - 1e-9 * (1 + abs(best)))
-        exact = self._gumbel_at(near if ids is None else ids[near])
+        exact = self._gumbel_of(near if ids is None else ids[near])
         return int(near[(scores[near] + exact).argmax()])
 
     def _rough_gumbel(self, count: int) -> Vector:
@@ -97,7 +97,16 @@ class KeyedNoise:
             self._rough_V = rough_V
         return self._rough_V[:count]
 
-    def _gumbel_at(self, ids: npt.NDArray[np.int64]) -> Vector:
+    def gumbel_at(self, ids: npt.NDArray[np.int64]) -> Vector:
+        """The noise of these tokens (ascending), float64 [C]."""
+        native = accelerator.native()
+        if native is None:
+            return self._gumbel_of(ids)
+        noise = np.empty(len(ids))
+        native.gumbel_at(*self.words, np.ascontiguousarray(ids), noise)
+        return noise
+
+    def _gumbel_of(self, ids: npt.NDArray[np.int64]) -> Vector:
         if len(ids) > _FEW:
             return elementary.gumbel(self._raw(int(ids[-1]) + 1)[ids])
         return elementary.gumbel(np.array([self._raw(4, token // 4)[token % 4] for token in ids.tolist()]))
@@ -154,7 +163,11 @@ class RequestRandom:
         Key it by the parent's node for a draw without replacement (Gumbel top-k) and by the drawn
         node for independent siblings.
         """
-        return self._noise(Purpose.DRAFT, root_position, node).gumbel(vocab_size)
+        return self.draft_noise(root_position, node).gumbel(vocab_size)
+
+    def draft_noise(self, root_position: int, node: int) -> KeyedNoise:
+        """The same noise, for those who look at some of it."""
+        return self._noise(Purpose.DRAFT, root_position, node)
 
     def residual_gumbel(self, root_position: int, node: int, vocab_size: int) -> Vector:
         """Standard Gumbel noise, float64 [V], for the residual or bonus token emitted below a node."""

@@ -255,6 +255,13 @@ class Sampler:
         twin._history = self._history.copy() if self._history is not None else None
         return twin
 
+    def narrowed(self, size: int) -> Sampler:
+        """For rows of a part of the vocabulary; of a request whose transforms name no token (`context_free`)."""
+        assert self.context_free, "transforms that name tokens need the whole vocabulary"
+        twin = self.fork()
+        twin._vocab_size = size
+        return twin
+
     def scores(self, logits_V: torch.Tensor, path: Sequence[int] = ()) -> torch.Tensor:
         """The log-law up to a constant, float64 [V], minus infinity outside the support."""
         row_V, best = self._adjusted(logits_V, path)

@@ -35,6 +35,21 @@ def argmax(row_V: Row) -> int:
     return int(row_V.argmax()) if native is None else int(native.argmax(row_V))
 
 
+def weights_of(rows_RV: npt.NDArray[np.floating[Any]]) -> list[tuple[int, float]]:
+    """Of each row its argmax, and the sum of exp(value - largest); NaN where the largest is not finite."""
+    native = accelerator.native()
+    if native is not None:
+        found: list[tuple[int, float]] = native.rows_weight(rows_RV)
+        return found
+    found = []
+    for row_V in rows_RV:
+        best = argmax(row_V)
+        is_sound = bool(np.isfinite(row_V[best]))
+        weights = exp_weights(row_V, float(row_V[best]), 1.0, len(row_V)) if is_sound else np.full(1, np.nan)
+        found.append((best, float(weights.sum())))
+    return found
+
+
 def support(row_V: Row, best: int, inverse_temperature: float, count: int, mass: float, floor: float) -> Ids:
     """The tokens that survive top-k (0: off), then top-p (1: off), then a lowest logit; ids ascending.
 

@@ -9,6 +9,7 @@ Shape letters: U draft vocabulary.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import final
@@ -17,7 +18,7 @@ import torch
 
 from draftsmith.core.types import Proposal
 from draftsmith.core.view import SequenceView
-from draftsmith.drafters.growth import Growth, verifies_trees
+from draftsmith.drafters.growth import Growth, confidences_of, verifies_trees
 from draftsmith.drafters.shapes import Below
 
 
@@ -89,14 +90,13 @@ class DrawnDraft(Draft):
             if count == 0:
                 break
             # Judged before the draw, so that stopping here never looks at a token that could be dropped.
-            total = torch.logsumexp(logits_U, dim=-1)
-            confidence = float(torch.exp(logits_U.max() - total))
+            ((confidence, total),) = confidences_of(logits_U[None])
             if not keep_drafting(confidence):
                 continue
             for rank, token in enumerate(growth.draw(node, logits_U, count)):
                 own = confidence
                 if places is not None:
-                    own = float(torch.exp(logits_U[place_of(token, self._draft_ids)] - total))
+                    own = math.exp(min(0.0, float(logits_U[place_of(token, self._draft_ids)]) - total))
                 child = growth.add(node, token, own)
                 goes_on = True
                 if places is not None and shape is not None:

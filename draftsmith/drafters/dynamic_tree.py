@@ -14,12 +14,14 @@ import math
 from collections.abc import Callable, Iterable
 from typing import final
 
+import numpy as np
 import torch
 
+from draftsmith.core.truncation import weights_of
 from draftsmith.core.types import Proposal, Rule, Tree
 from draftsmith.core.view import SequenceView
 from draftsmith.drafters.drafting import Draft, place_of
-from draftsmith.drafters.growth import Growth
+from draftsmith.drafters.growth import Growth, confidences_of
 
 
 @final
@@ -49,11 +51,12 @@ class DynamicDraft(Draft):
     def extend(self, logits: Iterable[torch.Tensor], keep_drafting: Callable[[float], bool]) -> None:
         growth, rows = self.growth, list(logits)
         level, self.level = self.level, []
-        if not keep_drafting(max(float(torch.softmax(logits_U, dim=-1).max()) for logits_U in rows)):
+        found = confidences_of(torch.stack(rows))
+        if not keep_drafting(max(confidence for confidence, _ in found)):
             return
         first = len(growth.tokens)
-        for node, logits_U in zip(level, rows, strict=True):
-            for token, log_prob in self._ranked(node, logits_U):
+        for node, logits_U, (_, total) in zip(level, rows, found, strict=True):
+            for token, log_prob in self._ranked(node, logits_U, total):
                 # Never above the parent's, or a node could outlive its parent.
                 value = self._values[node] + min(0.0, log_prob)
                 growth.add(node, token, math.exp(value - self._values[node]))
@@ -69,8 +72,8 @@ class DynamicDraft(Draft):
         paths = self.growth.paths
         return sorted(nodes, key=lambda node: (-self._values[node], len(paths[node]), node))[:count]
 
-    def _ranked(self, node: int, logits_U: torch.Tensor) -> list[tuple[int, float]]:
-        """The likeliest children of a node with their log-probabilities.
+    def _ranked(self, node: int, logits_U: torch.Tensor, total: float) -> list[tuple[int, float]]:
+        """The likeliest children of a node with their log-probabilities; `total`: logsumexp of the row.
 
         Under coupling the target's noise is known: the law given the noise is estimated by a softmax over the draft's
         noisy scores, whose first token is what a coupled chain would draft.
@@ -78,18 +81,22 @@ class DynamicDraft(Draft):
         growth = self.growth
         sampler, path = growth.view.sampler, growth.paths[node]
         if sampler.greedy:
-            log_probs_U = torch.log_softmax(logits_U.double(), dim=-1)
-            ids = growth.draw(node, logits_U, self._top_k)
-            return [(token, float(log_probs_U[place_of(token, self._draft_ids)])) for token in ids]
+            drawn = growth.draw(node, logits_U, self._top_k)
+            return [(token, float(logits_U[place_of(token, self._draft_ids)]) - total) for token in drawn]
+        sampler, logits, ids = growth.sampled(logits_U)
         if sampler.params.draft_rule is Rule.COUPLING:
-            ids = growth.draw(node, logits_U, self._top_k)
-            scores_V = sampler.scores(growth.dense(logits_U), path)
-            noise_V = growth.view.random.target_gumbel(growth.view.position + len(path), len(scores_V))
-            log_probs_V = torch.log_softmax(torch.from_numpy(scores_V.cpu().numpy() + noise_V), dim=-1)
-            return [(token, float(log_probs_V[token])) for token in ids]
-        law_V = sampler.law(growth.dense(logits_U), path)
-        probs, tokens = torch.topk(law_V, min(self._top_k, len(law_V)))
-        found = zip(tokens.tolist(), probs.log().tolist(), probs.tolist(), strict=True)
+            drawn = growth.draw(node, logits_U, self._top_k)
+            noise = growth.view.random.target_noise(growth.view.position + len(path))
+            noise_C = noise.shared_gumbel(len(logits)) if ids is None else noise.gumbel_at(ids)
+            scores = sampler.scores(logits, path).numpy() + noise_C
+            ((best, weight),) = weights_of(scores[None])
+            total = float(scores[best]) + math.log(weight)
+            drawn_scores = scores[list(drawn) if ids is None else np.searchsorted(ids, drawn)]
+            return list(zip(drawn, (drawn_scores - total).tolist(), strict=True))
+        law = sampler.law(logits, path)
+        probs, places = torch.topk(law, min(self._top_k, len(law)))
+        tokens = places.tolist() if ids is None else ids[places.numpy()].tolist()
+        found = zip(tokens, probs.log().tolist(), probs.tolist(), strict=True)
         return [(token, log_prob) for token, log_prob, prob in found if prob > 0 and sampler.allows(token, path)]
 
     def proposal(self) -> Proposal:

@@ -9,12 +9,14 @@ Shape letters: V target vocabulary, U draft vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
-from draftsmith.core.draw import draw_coupled, draw_iid, draw_without_replacement, record_law, support_size
+from draftsmith.core.draw import Tokens, draw_coupled, draw_iid, draw_without_replacement, record_law, support_size
 from draftsmith.core.sampling import Sampler
+from draftsmith.core.truncation import weights_of
 from draftsmith.core.types import Law, Proposal, ProposalKind, Rule, Tree
 from draftsmith.core.view import SequenceView
 
@@ -86,7 +88,7 @@ class Growth:
             places = _largest(logits_U, count)
             if places:  # none: the row is broken, which the sampler tells
                 return places if self._draft_ids is None else self._draft_ids[places].tolist()
-        tokens = self._draw(node, self.dense(logits_U), path, count)
+        tokens = self._draw(node, logits_U, path, count)
         if not sampler.context_free and not all(sampler.allows(token, path) for token in tokens):
             # Everything was forbidden, so the sampler fell back to the plain row: a matter of history, not of the draw.
             self.laws.pop(node, None)
@@ -108,23 +110,29 @@ class Growth:
             foreseen=kind is ProposalKind.IID,  # whoever draws chains judges before the draw
         )
 
-    def dense(self, logits_U: torch.Tensor) -> torch.Tensor:
-        """Logits [V], minus infinity outside the draft vocabulary."""
-        if self._draft_ids is None:
-            return logits_U
-        logits_V = torch.full((self._vocab_size,), -torch.inf, dtype=logits_U.dtype)
-        return logits_V.index_copy_(0, self._draft_ids, logits_U)
+    def sampled(self, logits_U: torch.Tensor) -> tuple[Sampler, torch.Tensor, Tokens | None]:
+        """The sampler of a row [U], the row for it, and what tokens it is of: None for the whole vocabulary.
 
-    def _draw(self, node: int, logits_V: torch.Tensor, path: tuple[int, ...], count: int) -> Sequence[int]:
+        A request whose transforms name no token is served on the draft's own vocabulary; else what is missing there is
+        minus infinity.
+        """
+        sampler = self.view.sampler
+        if self._draft_ids is None:
+            return sampler, logits_U, None
+        if sampler.context_free:
+            return sampler.narrowed(len(logits_U)), logits_U, self._draft_ids.numpy()
+        logits_V = torch.full((self._vocab_size,), -torch.inf, dtype=logits_U.dtype)
+        return sampler, logits_V.index_copy_(0, self._draft_ids, logits_U), None
+
+    def _draw(self, node: int, logits_U: torch.Tensor, path: tuple[int, ...], count: int) -> Sequence[int]:
         view = self.view
-        sampler, rule = view.sampler, view.sampler.params.draft_rule
-        if sampler.greedy or rule is Rule.MATCH:
-            return _best(sampler, logits_V, path, count)
-        if rule is Rule.COUPLING:
-            scores_V = sampler.scores(logits_V, path)
-            count = min(count, int(torch.count_nonzero(scores_V > -torch.inf)))
-            return draw_coupled(scores_V, view.random, view.position + len(path), count)
-        law = record_law(sampler.law(logits_V, path))
+        sampler, logits, ids = self.sampled(logits_U)
+        if sampler.greedy or sampler.params.draft_rule is Rule.MATCH:
+            places = _best(sampler, logits, path, count)
+            return places if ids is None else ids[places].tolist()
+        if sampler.params.draft_rule is Rule.COUPLING:
+            return draw_coupled(sampler.scores(logits, path), view.random, view.position + len(path), count, ids)
+        law = record_law(sampler.law(logits, path), ids)
         if node > 0 and not view.goes_on(law):
             return ()
         self.laws[node] = law
@@ -132,6 +140,16 @@ class Growth:
             return draw_iid(law, view.random, view.position, [len(self.tokens)], self._vocab_size)
         count = min(count, support_size(law))
         return draw_without_replacement(law, view.random, view.position, node, count, self._vocab_size)
+
+
+def confidences_of(logits_RU: torch.Tensor) -> list[tuple[float, float]]:
+    """Of each row its largest probability, and the logarithm of the sum of exponentials; NaN for a broken row."""
+    is_wide = logits_RU.dtype == torch.float64
+    rows_RU = logits_RU.detach().to("cpu", torch.float64 if is_wide else torch.float32).contiguous().numpy()
+    return [
+        (1.0 / weight, float(row_U[best]) + math.log(weight))
+        for row_U, (best, weight) in zip(rows_RU, weights_of(rows_RU), strict=True)
+    ]
 
 
 def _largest(logits: torch.Tensor, count: int) -> list[int]:

@@ -21,7 +21,7 @@ from draftsmith.core.types import DraftTraits, Proposal
 from draftsmith.core.view import SequenceView
 from draftsmith.drafters.base import Commit, TargetInfo
 from draftsmith.drafters.checkpoint import build_module, read_method
-from draftsmith.drafters.growth import Growth, verifies_trees
+from draftsmith.drafters.growth import Growth, confidences_of, verifies_trees
 from draftsmith.drafters.heads import HeadModule
 from draftsmith.drafters.own_rows import OwnRows
 from draftsmith.drafters.rank_accuracy import read_accuracies
@@ -108,9 +108,8 @@ class _Level:
 
     @classmethod
     def of(cls, logits_RU: torch.Tensor) -> Self:
-        totals_R = torch.logsumexp(logits_RU, dim=-1)
-        confidences_R = torch.exp(logits_RU.amax(dim=-1) - totals_R)
-        return cls(logits_RU, totals_R.tolist(), confidences_R.tolist())
+        found = confidences_of(logits_RU)
+        return cls(logits_RU, [total for _, total in found], [confidence for confidence, _ in found])
 
 
 class HeadDrafter(TrainableDrafter):

@@ -44,8 +44,8 @@ template <class X> X* room(std::vector<X>& where, std::size_t size) {
 }  // namespace
 
 template <class T>
-Row<T>::Row(const T* values, std::size_t size, std::size_t best, const Rules& rules)
-    : values_(values), size_(size), best_(best), largest_(values[best]),
+Row<T>::Row(const T* values, std::size_t size, std::size_t best, const Rules& rules, const std::int32_t* ids)
+    : values_(values), ids_(ids), size_(size), best_(best), largest_(values[best]),
       // Tokens at minus infinity are impossible under every rule.
       floor_(std::max(static_cast<T>(rules.floor), std::numeric_limits<T>::lowest())), rules_(rules) {}
 
@@ -56,7 +56,7 @@ template <class T> void Row<T>::narrow(const Cut& cut, std::size_t limit) {
     const std::size_t found = select(values_, size_, cut.value, limit, indices);
     if (found > limit) return;
     // A row is narrowed twice at most: what is read now may lie in the room of the first time.
-    const bool again = ids_ != nullptr;
+    const bool again = is_narrowed_;
     std::int32_t* ids = room(own.ids[again], found);
     T* values = room(own.values[again], found);
     T* powers = powers_ ? room(own.powers[1], found) : nullptr;
@@ -72,6 +72,7 @@ template <class T> void Row<T>::narrow(const Cut& cut, std::size_t limit) {
     }
     values_ = values;
     ids_ = ids;
+    is_narrowed_ = true;
     powers_ = powers;
     size_ = count;
     best_ = best;

@@ -22,8 +22,9 @@ struct Rules {
 
 template <class T> class Row {
 public:
-    // The row must hold no NaN; `best` is its argmax, and finite.
-    Row(const T* values, std::size_t size, std::size_t best, const Rules& rules);
+    // The row must hold no NaN; `best` is its argmax, and finite. `ids`: tokens of the values, ascending, or null where
+    // they are the whole vocabulary; noise is looked up by them, and they are what is found.
+    Row(const T* values, std::size_t size, std::size_t best, const Rules& rules, const std::int32_t* ids = nullptr);
 
     // Ids that survive truncation, ascending; returns how many. `ids` has room for the whole row.
     std::size_t support(std::int64_t* ids);
@@ -57,7 +58,8 @@ private:
     std::int64_t id_of(std::size_t index) const { return ids_ ? ids_[index] : static_cast<std::int64_t>(index); }
 
     const T* values_;
-    const std::int32_t* ids_ = nullptr;  // of the values, once they are not the whole row
+    const std::int32_t* ids_;            // of the values, where they are not the whole row
+    bool is_narrowed_ = false;
     const T* powers_ = nullptr;          // what the values weigh before rounding
     std::size_t size_, best_;
     T largest_, floor_;  // nothing below the floor is in the support

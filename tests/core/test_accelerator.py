@@ -126,6 +126,40 @@ def test_ids_scores_and_laws_are_those_of_python(row: np.ndarray, options: dict[
 
 
 @needs_native
+@given(rows(), st.integers(1, 40), st.integers(0, 2**32))
+@settings(max_examples=200, deadline=None)
+def test_some_tokens_have_the_noise_they_have_among_all(row: np.ndarray, every: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    ids = np.sort(rng.choice(len(row) * every, len(row), replace=False))
+    noise = KeyedNoise(seed, 5, 3, 1)
+    expected = noise.gumbel(len(row) * every)[ids]
+    np.testing.assert_array_equal(noise.gumbel_at(ids), expected)
+    np.testing.assert_array_equal(in_python(lambda: noise.gumbel_at(ids)), expected)
+    scores = row.astype(np.float64)
+    if scores.max() > -np.inf:
+        best = int((scores + expected).argmax())
+        assert noise.argmax(scores, ids) == in_python(lambda: noise.argmax(scores, ids)) == best
+
+
+@needs_native
+@given(rows(), st.sampled_from([None, math.nan, math.inf]))
+@settings(max_examples=200, deadline=None)
+def test_the_weight_of_a_row_is_that_of_python(row: np.ndarray, poison: float | None) -> None:
+    if poison is not None:
+        row[len(row) // 2] = poison
+    both = np.stack([row, row[::-1]])
+    found = truncation.weights_of(both)
+    in_words = in_python(lambda: truncation.weights_of(both))
+    np.testing.assert_array_equal(np.array(found), np.array(in_words))
+    for (best, weight), each in zip(found, both, strict=True):
+        assert best == int(each.argmax())
+        is_sound = bool(np.isfinite(each[best]))
+        # Values 80 below the largest and more weigh nothing.
+        expected = np.exp(each.astype(np.float64) - float(each[best])).sum() if is_sound else math.nan
+        assert weight == pytest.approx(expected, rel=2e-5, nan_ok=True)
+
+
+@needs_native
 @given(rows(), st.integers(0, 3000), st.sampled_from(["nan", "inf", "both", "none"]))
 @settings(max_examples=200)
 def test_argmax_is_numpys(row: np.ndarray, place: int, poison: str) -> None:

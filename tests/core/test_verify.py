@@ -194,6 +194,32 @@ class TestDraws:
                 sparse, random, 2, 1, 5, 5
             )
 
+    def test_a_law_may_name_its_tokens_in_any_order(self):
+        probs, order = np.array([0.0, 0.5, 0.0, 0.2, 0.3]), torch.tensor([4, 1, 3])
+        mixed = Law(torch.from_numpy(probs[order.numpy()]), order)
+        for seed in range(50):
+            random, dense = RequestRandom(seed), as_law(probs)
+            assert draw_iid(mixed, random, 2, (1, 2), 5) == draw_iid(dense, random, 2, (1, 2), 5)
+            assert draw_without_replacement(mixed, random, 2, 1, 4, 5) == draw_without_replacement(
+                dense, random, 2, 1, 4, 5
+            )
+
+    def test_a_part_of_the_vocabulary_draws_as_all_of_it_with_nothing_else_possible(self):
+        generator = torch.Generator().manual_seed(1)
+        ids = np.array([2, 3, 5, 17, 18, 40, 63])
+        for seed in range(50):
+            part = torch.randn(len(ids), generator=generator, dtype=torch.float64)
+            if seed % 2:
+                part[seed % len(ids)] = -torch.inf
+            whole = torch.full((64,), -torch.inf, dtype=torch.float64).index_copy(0, torch.from_numpy(ids), part)
+            random = RequestRandom(seed)
+            for count in (1, 3, 7):
+                assert draw_coupled(part, random, 4, count, ids) == draw_coupled(whole, random, 4, count)
+            law, dense = record_law(torch.softmax(part, 0), ids), record_law(torch.softmax(whole, 0))
+            assert law.ids is not None and torch.equal(law.dense(64), dense.dense(64))
+            assert set(law.ids.tolist()) <= set(ids.tolist()) and bool((law.probs > 0).all())
+            assert draw_iid(law, random, 2, (1, 2), 64) == draw_iid(dense, random, 2, (1, 2), 64)
+
     def test_without_replacement_is_distinct_and_uses_the_mass_first(self):
         law = as_law(np.array([0.0, 0.7, 0.0, 0.3, 0.0]))
         rests = set()

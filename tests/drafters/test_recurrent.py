@@ -9,6 +9,7 @@ import torch
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.core.tree import depths, path_tokens
 from draftsmith.core.types import ProposalKind, Rule
+from draftsmith.drafters.growth import Growth, verifies_trees
 from draftsmith.drafters.rows import Level
 from draftsmith.drafters.torch_rows import TorchRows
 from draftsmith.errors import ModelFileError, OptionError
@@ -175,6 +176,32 @@ def test_every_rule_gets_what_it_can_verify(tree, draft_ids):
                 dense = law.dense(VOCAB)
                 assert float(dense.sum()) == pytest.approx(1, abs=1e-6)
                 assert float(dense[draft_ids].sum()) == pytest.approx(1, abs=1e-6)
+
+
+class _Whole(Growth):
+    """Draws as if every row were one of the whole vocabulary."""
+
+    def sampled(self, logits_U):
+        logits_V = torch.full((self._vocab_size,), -torch.inf, dtype=logits_U.dtype)
+        return self.view.sampler, logits_V.index_copy(0, self._draft_ids, logits_U), None
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 5}, {"min_p": 0.1}, {"repetition_penalty": 1.3}])
+@pytest.mark.parametrize("rule", list(Rule))
+def test_a_draft_vocabulary_draws_what_the_whole_one_would(rule, options):
+    draft_ids = torch.arange(0, VOCAB, 3)
+    for seed in range(40):
+        params = SamplingParams(temperature=0.8, rule=rule, **options)
+        view = view_of(text_of(9, seed), 4, params=params, vocab_size=VOCAB)
+        logits_U = torch.randn(len(draft_ids), generator=torch.Generator().manual_seed(seed))
+        branches = verifies_trees(view.sampler)
+        pair = [kind(view, VOCAB, branches=branches, draft_ids=draft_ids) for kind in (Growth, _Whole)]
+        drawn = [list(growth.draw(0, logits_U, 3 if branches else 1)) for growth in pair]
+        assert drawn[0] == drawn[1] and set(drawn[0]) <= set(draft_ids.tolist())
+        laws = [growth.laws[0].dense(VOCAB) if growth.laws else None for growth in pair]
+        assert (laws[0] is None) == (rule in (Rule.COUPLING, Rule.MATCH))
+        if laws[0] is not None:
+            torch.testing.assert_close(laws[0], laws[1], rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("rule", [Rule.CHAIN, Rule.RECURSIVE])
