@@ -271,12 +271,8 @@ def _no_fallback(patch: pytest.MonkeyPatch) -> None:
 @fault("redraft reuses noise already looked at", layer="verify")
 def _reuse_noise(patch: pytest.MonkeyPatch) -> None:
     """Draft noise is keyed by output position, so a redraft meets what a block has already judged."""
-    real = RequestRandom.draft_gumbel
-
-    def draft_gumbel(self: RequestRandom, root_position: int, node: int, vocab_size: int) -> np.ndarray:
-        return real(self, root_position + node, 0, vocab_size)
-
-    patch.setattr(RequestRandom, "draft_gumbel", draft_gumbel)
+    real = RequestRandom.draft_noise
+    patch.setattr(RequestRandom, "draft_noise", lambda self, root_position, node: real(self, root_position + node, 0))
 
 
 @fault("one coin for all siblings", layer="verify")
@@ -291,7 +287,7 @@ def _shared_purpose(patch: pytest.MonkeyPatch) -> None:
     """The purpose is left out of the key of the residual."""
 
     def residual_gumbel(self: RequestRandom, root_position: int, node: int, vocab_size: int) -> np.ndarray:
-        return self.draft_gumbel(root_position, node, vocab_size)
+        return self.draft_noise(root_position, node).gumbel(vocab_size)
 
     patch.setattr(RequestRandom, "residual_gumbel", residual_gumbel)
 

@@ -157,16 +157,12 @@ class RequestRandom:
         """The same as an array, float64 [V]; kept for a while, so treat it as read-only."""
         return self.target_noise(position).shared_gumbel(vocab_size)
 
-    def draft_gumbel(self, root_position: int, node: int, vocab_size: int) -> Vector:
-        """Standard Gumbel noise, float64 [V], for a draft draw of a ratio rule.
+    def draft_noise(self, root_position: int, node: int) -> KeyedNoise:
+        """Noise for a draft draw of a ratio rule.
 
         Key it by the parent's node for a draw without replacement (Gumbel top-k) and by the drawn
         node for independent siblings.
         """
-        return self.draft_noise(root_position, node).gumbel(vocab_size)
-
-    def draft_noise(self, root_position: int, node: int) -> KeyedNoise:
-        """The same noise, for those who look at some of it."""
         return self._noise(Purpose.DRAFT, root_position, node)
 
     def residual_gumbel(self, root_position: int, node: int, vocab_size: int) -> Vector:

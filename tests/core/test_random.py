@@ -47,7 +47,7 @@ def uniforms(seed, sample, purpose, position, node, count):
 def draws(random, purpose, position, node, count):
     return {
         Purpose.TARGET: lambda: random.target_gumbel(position, count),
-        Purpose.DRAFT: lambda: random.draft_gumbel(position, node, count),
+        Purpose.DRAFT: lambda: random.draft_noise(position, node).gumbel(count),
         Purpose.RESIDUAL: lambda: random.residual_gumbel(position, node, count),
         Purpose.ACCEPT: lambda: np.array([random.accept_uniform(position, node)]),
     }[purpose]()
@@ -124,7 +124,7 @@ def test_no_two_keys_share_noise():
 def test_longer_draws_extend_shorter_ones():
     """The noise of a token does not depend on the vocabulary size: a padded vocabulary changes nothing."""
     random = RequestRandom(3)
-    np.testing.assert_array_equal(random.draft_gumbel(2, 1, 1000)[:100], random.draft_gumbel(2, 1, 100))
+    np.testing.assert_array_equal(random.draft_noise(2, 1).gumbel(1000)[:100], random.draft_noise(2, 1).gumbel(100))
     np.testing.assert_array_equal(random.target_gumbel(2, 1000)[:100], random.target_gumbel(2, 100))
 
 
@@ -133,8 +133,8 @@ def test_gumbel_law(along):
     """Kolmogorov-Smirnov along every part of the key, false alarm 1e-6 each (20,000 or 4,000 values)."""
     values = {
         "vocabulary": lambda: RequestRandom(11).residual_gumbel(0, 0, 20_000),
-        "positions": lambda: [RequestRandom(11).draft_gumbel(i, 0, 1)[0] for i in range(4000)],
-        "nodes": lambda: [RequestRandom(11).draft_gumbel(0, i, 1)[0] for i in range(4000)],
+        "positions": lambda: [RequestRandom(11).draft_noise(i, 0).gumbel(1)[0] for i in range(4000)],
+        "nodes": lambda: [RequestRandom(11).draft_noise(0, i).gumbel(1)[0] for i in range(4000)],
         "seeds": lambda: [RequestRandom(i).target_gumbel(0, 1)[0] for i in range(4000)],
         "samples": lambda: [RequestRandom(11, i).target_gumbel(0, 1)[0] for i in range(4000)],
     }[along]()
