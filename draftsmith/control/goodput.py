@@ -51,7 +51,7 @@ class GoodputOptions:
     """
 
     max_draft: int = 16
-    margin: float = 0.03
+    margin: float = 0.1
     cheap_look: float = 0.03
     probe_min: int = 8
     probe_max: int = 64
