@@ -83,7 +83,7 @@ class DynamicDraft(Draft):
         if sampler.greedy:
             drawn = growth.draw(node, logits_U, self._top_k)
             return [(token, float(logits_U[place_of(token, self._draft_ids)]) - total) for token in drawn]
-        sampler, logits, ids = growth.sampled(logits_U)
+        sampler, logits, ids = growth.sampler_for(logits_U)
         if sampler.params.draft_rule is Rule.COUPLING:
             drawn = growth.draw(node, logits_U, self._top_k)
             noise = growth.view.random.target_noise(growth.view.position + len(path))

@@ -110,7 +110,7 @@ class Growth:
             foreseen=kind is ProposalKind.IID,  # whoever draws chains judges before the draw
         )
 
-    def sampled(self, logits_U: torch.Tensor) -> tuple[Sampler, torch.Tensor, Tokens | None]:
+    def sampler_for(self, logits_U: torch.Tensor) -> tuple[Sampler, torch.Tensor, Tokens | None]:
         """The sampler of a row [U], the row for it, and what tokens it is of: None for the whole vocabulary.
 
         A request whose transforms name no token is served on the draft's own vocabulary; else what is missing there is
@@ -126,7 +126,7 @@ class Growth:
 
     def _draw(self, node: int, logits_U: torch.Tensor, path: tuple[int, ...], count: int) -> Sequence[int]:
         view = self.view
-        sampler, logits, ids = self.sampled(logits_U)
+        sampler, logits, ids = self.sampler_for(logits_U)
         if sampler.greedy or sampler.params.draft_rule is Rule.MATCH:
             places = _best(sampler, logits, path, count)
             return places if ids is None else ids[places].tolist()

@@ -79,24 +79,23 @@ std::size_t support(const Values<T>& row, std::size_t best, double inverse_tempe
     return Row<T>(row.data(), row.shape(0), best, {inverse_temperature, top_k, top_p, floor}).support(ids.data());
 }
 
-// The token found; `ids` are the row's, ascending, where it is not the whole vocabulary.
 template <class T>
 std::int64_t sample(const Values<T>& row, std::size_t best, double inverse_temperature, std::int64_t top_k,
-                    double top_p, double floor, Word seed, Word stream, Word position, Word node, const Tokens& ids) {
-    static thread_local std::vector<std::int32_t> tokens;
-    if (ids) tokens.assign(ids->data(), ids->data() + row.shape(0));
-    Row<T> bound(row.data(), row.shape(0), best, {inverse_temperature, top_k, top_p, floor},
-                 ids ? tokens.data() : nullptr);
+                    double top_p, double floor, Word seed, Word stream, Word position, Word node) {
+    Row<T> bound(row.data(), row.shape(0), best, {inverse_temperature, top_k, top_p, floor});
     return bound.sample(Noise(seed, stream, position, node));
 }
 
-// -1 when the largest score is not finite.
+// The token found, -1 when the largest score is not finite. `ids`: of the scores, ascending, where they are not all.
 std::int64_t noisy_argmax(const Values<double>& scores, Word seed, Word stream, Word position, Word node,
                           const Tokens& ids) {
     const std::size_t best = argmax(scores.data(), scores.shape(0));
     if (!std::isfinite(scores.data()[best])) return -1;
-    constexpr double no_floor = -std::numeric_limits<double>::infinity();
-    return sample<double>(scores, best, 1, 0, 1, no_floor, seed, stream, position, node, ids);
+    static thread_local std::vector<std::int32_t> tokens;
+    if (ids) tokens.assign(ids->data(), ids->data() + scores.shape(0));
+    constexpr Rules none{1, 0, 1, -std::numeric_limits<double>::infinity()};
+    Row<double> bound(scores.data(), scores.shape(0), best, none, ids ? tokens.data() : nullptr);
+    return bound.sample(Noise(seed, stream, position, node));
 }
 
 template <class T> void bind_rows(nb::module_& module) {
@@ -107,7 +106,7 @@ template <class T> void bind_rows(nb::module_& module) {
                nb::arg("top_k"), nb::arg("top_p"), nb::arg("floor"), nb::arg("ids").noconvert());
     module.def("sample", &sample<T>, nb::arg("row").noconvert(), nb::arg("best"), nb::arg("inverse_temperature"),
                nb::arg("top_k"), nb::arg("top_p"), nb::arg("floor"), nb::arg("seed"), nb::arg("stream"),
-               nb::arg("position"), nb::arg("node"), nb::arg("ids") = nb::none());
+               nb::arg("position"), nb::arg("node"));
 }
 
 // Sets the widest instruction set to use, and returns the one in use from now on.

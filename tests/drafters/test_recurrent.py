@@ -181,7 +181,7 @@ def test_every_rule_gets_what_it_can_verify(tree, draft_ids):
 class _Whole(Growth):
     """Draws as if every row were one of the whole vocabulary."""
 
-    def sampled(self, logits_U):
+    def sampler_for(self, logits_U):
         logits_V = torch.full((self._vocab_size,), -torch.inf, dtype=logits_U.dtype)
         return self.view.sampler, logits_V.index_copy(0, self._draft_ids, logits_U), None
 
