@@ -7,6 +7,7 @@ tokens, so nodes of all requests compete on one scale. Invariant: nothing here l
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple, TypeAlias, final
 
 from draftsmith.control.base import RequestOutcome, StepSeconds
@@ -78,29 +79,28 @@ class Pricing:
             return Choice(0, 0.0)  # the first step is a plain one: it sets the price
         if limits is not None:
             return self._choose_within(limits, nodes, rate, base_rows, draft, num_asked)
-        relative, scale = self.rows.relative, self.rows.scale
-        price = rate * (1.0 + self._margin)
-        token_value = 1.0 - rate * self._sampling.first
-        row_price = price * self._sampling.second
-        base = relative[knot_of(base_rows)]
-        best = taken = deepest = 0
-        best_value = total = drafting = 0.0
         # Twice the rows seen so far at most: a staircase is climbed step by step.
         most = min(len(nodes), max(2 * self.rows.num_explored - base_rows, 1))
-        for knot in range(knot_of(base_rows + 1), len(KNOTS)):
-            rows = min(KNOTS[knot] - base_rows, most)
-            added = nodes[taken:rows]
-            total += sum([node[0] for node in added])
-            taken = rows
-            if draft is not None:
-                deepest = min([deepest, *[node[1] for node in added]])
-                drafting = draft.seconds(num_asked, -deepest)
-            value = total * token_value - price * (scale * (relative[knot] - base) + drafting) - row_price * rows
-            if value > best_value:
-                best, best_value = rows, value
-            if rows == most:
-                break
-        return Choice(best, best_value)
+        first, last = knot_of(base_rows + 1), knot_of(base_rows + most)
+        # Just below the next stair a row more costs nothing, so only counts that fill a knot compete.
+        counts = [*[rows - base_rows for rows in KNOTS[first:last]], most]
+        tokens = list(accumulate([node[0] for node in nodes[:most]]))
+        price = rate * (1.0 + self._margin)
+        token_value, row_price = 1.0 - rate * self._sampling.first, price * self._sampling.second
+        relative, price_of_one = self.rows.relative, price * self.rows.scale
+        base = relative[knot_of(base_rows)]
+        values = [
+            tokens[count - 1] * token_value - price_of_one * (cost - base) - row_price * count
+            for count, cost in zip(counts, relative[first : last + 1], strict=True)
+        ]
+        if draft is not None:
+            depths = list(accumulate([-node[1] for node in nodes[:most]], max))
+            values = [
+                value - price * draft.seconds(num_asked, depths[count - 1])
+                for count, value in zip(counts, values, strict=True)
+            ]
+        best = max(values)
+        return Choice(counts[values.index(best)], best) if best > 0.0 else Choice(0, 0.0)
 
     def _choose_within(
         self,
