@@ -49,7 +49,9 @@ class KeptFeatures:
         first = bisect.bisect_right(self._starts, start) - 1
         last = max(bisect.bisect_left(self._starts, stop), first + 1)
         offset = self._starts[first]
-        return torch.cat(self._blocks[first:last])[start - offset : stop - offset]
+        # In a spell of drafting the rows asked for are those just joined: nothing is left to copy.
+        block_RF = self._blocks[first] if last - first == 1 else torch.cat(self._blocks[first:last])
+        return block_RF[start - offset : stop - offset]
 
     def first(self, length: int) -> KeptFeatures:
         """The first `length` rows, or all there are."""

@@ -226,7 +226,7 @@ class NativeBackend(Backend):
         except MemoryError as error:
             raise CapacityError(f"a step of {len(tokens)} rows does not fit into memory") from error
         return Scored(
-            logits=list(torch.from_numpy(logits).split([len(group.tokens) - group.first_logit for group in groups])),
+            logits=_parts(torch.from_numpy(logits), [len(group.tokens) - group.first_logit for group in groups]),
             taps=_split_taps(taken, [len(group.tokens) for group in groups]),
         )
 
@@ -251,10 +251,15 @@ def _rows(packed: _native.Packed, tokens: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(packed.select(tokens.to("cpu", torch.int32).numpy()).dequantise())
 
 
+def _parts(rows: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
+    """Each group's rows; those of a group alone as they are, which saves microseconds of every step."""
+    return [rows] if len(counts) == 1 else list(rows.split(list(counts)))
+
+
 def _split_taps(taken: Mapping[int | str, torch.Tensor], counts: Sequence[int]) -> list[dict[int | str, torch.Tensor]]:
     parts: list[dict[int | str, torch.Tensor]] = [{} for _ in counts]
     for tap, rows in taken.items():
-        for part, of_group in zip(parts, rows.split(list(counts)), strict=True):
+        for part, of_group in zip(parts, _parts(rows, counts), strict=True):
             part[tap] = of_group
     return parts
 
