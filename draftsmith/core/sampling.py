@@ -366,12 +366,18 @@ class Sampler:
         ids = support(row_V, best, *self._rules(row_V, best))
         return ids, row_V[ids]
 
-    def _rules(self, row_V: Row, best: int) -> tuple[float, int, float, float]:
-        """What truncation asks for: inverse temperature, k, p, and the lowest logit min-p leaves."""
+    @property
+    def truncation(self) -> tuple[float, int, float, float]:
+        """Inverse temperature, k (0: off), p (1: off), and how far below the largest logit min-p goes, at most 0."""
         params = self.params
         # p >= min_p * p_max, on logits.
-        floor = float(row_V[best]) + params.temperature * math.log(params.min_p) if params.min_p > 0 else -math.inf
-        return self._inverse_temperature, params.top_k, params.top_p, floor
+        reach = params.temperature * math.log(params.min_p) if params.min_p > 0 else -math.inf
+        return self._inverse_temperature, params.top_k, params.top_p, reach
+
+    def _rules(self, row_V: Row, best: int) -> tuple[float, int, float, float]:
+        """`truncation` of a row: the lowest logit that min-p leaves comes last."""
+        inverse_temperature, top_k, top_p, reach = self.truncation
+        return inverse_temperature, top_k, top_p, float(row_V[best]) + reach
 
     def _contenders(self, row_V: Row, best: int, noise_V: npt.NDArray[np.float64]) -> tuple[Ids | None, Row]:
         """The tokens that can still win against the better of two good guesses; None if that is too many.

@@ -29,6 +29,11 @@ def verifies_trees(sampler: Sampler) -> bool:
     return sampler.greedy or sampler.params.draft_rule not in _CHAIN_RULES
 
 
+def takes_point_masses(sampler: Sampler) -> bool:
+    """Whether what the request's rule verifies are point masses, whatever drew them."""
+    return sampler.greedy or sampler.params.draft_rule in _POINT_MASS_RULES
+
+
 class Growth:
     """One proposal under construction; node 0 is the root.
 
@@ -58,8 +63,7 @@ class Growth:
         self.paths: list[tuple[int, ...]] = [()]
         self.laws: dict[int, Law] = {}
         self.confidence: list[float] = [1.0]
-        sampler = view.sampler
-        self.point_mass: bool = sampler.greedy or sampler.params.draft_rule in _POINT_MASS_RULES
+        self.point_mass: bool = takes_point_masses(view.sampler)
         self.branches: bool = branches
         self._vocab_size = vocab_size
         self._draft_ids = draft_ids

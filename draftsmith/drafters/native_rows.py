@@ -20,7 +20,7 @@ from torch import nn
 from draftsmith.drafters.draft_layer import LayerShape
 from draftsmith.drafters.packed_linear import packed
 from draftsmith.drafters.row_parts import RowParts
-from draftsmith.drafters.rows import Chain, Level, RowRunner, TrueRows
+from draftsmith.drafters.rows import Chain, ChainDraw, Level, RowRunner, TrueRows
 from draftsmith.errors import CapacityError, DraftsmithError, ModelFileError, OptionError
 from draftsmith.models.backend import Backend
 from draftsmith.models.fork_lock import ForkLock
@@ -100,9 +100,16 @@ class NativeRows(RowRunner):
         self._call(groups, 1, lambda: self._drafter.begin(*_flat(groups), logits_SU))
         return torch.from_numpy(logits_SU)
 
-    def chain(self, groups: Sequence[TrueRows], depths: Sequence[int], least: float = 0.0) -> list[Chain]:
+    def chain(
+        self,
+        groups: Sequence[TrueRows],
+        depths: Sequence[int],
+        least: float = 0.0,
+        draws: Sequence[ChainDraw | None] = (),
+    ) -> list[Chain]:
         most = max(depths, default=0)
-        found = self._call(groups, most, lambda: self._drafter.chain(*_flat(groups), list(depths), least))
+        drawn = [None if draw is None else _draw_values(draw) for draw in draws]
+        found = self._call(groups, most, lambda: self._drafter.chain(*_flat(groups), list(depths), least, drawn))
         return [Chain(tokens, probs) for tokens, probs in found]
 
     def extend(self, levels: Sequence[Level]) -> list[torch.Tensor]:
@@ -159,6 +166,11 @@ def _flat(groups: Sequence[TrueRows]) -> tuple[list[int], list[list[int]], list[
         group.features.to(torch.float32).contiguous().numpy() if len(group.tokens) else _NO_FEATURES for group in groups
     ]
     return [group.sequence_id for group in groups], [list(group.tokens) for group in groups], features
+
+
+def _draw_values(draw: ChainDraw) -> tuple[int, int, int, float, int, float, float]:
+    seed, stream, position, _ = draw.random.target_noise(draw.position).words
+    return seed, stream, position, *draw.sampler.truncation
 
 
 def _shape(parts: RowParts, backend: NativeBackend) -> dict[str, Any]:

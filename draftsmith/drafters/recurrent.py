@@ -18,17 +18,17 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from draftsmith.core.types import Budget, DraftTraits, Proposal
+from draftsmith.core.types import Budget, DraftTraits, Proposal, Rule
 from draftsmith.core.view import SequenceView
 from draftsmith.drafters.base import Commit, Tap, TargetInfo
 from draftsmith.drafters.checkpoint import build_module, read_method
 from draftsmith.drafters.drafting import Draft, DrawnDraft
 from draftsmith.drafters.dynamic_tree import DynamicDraft
-from draftsmith.drafters.growth import verifies_trees
+from draftsmith.drafters.growth import takes_point_masses, verifies_trees
 from draftsmith.drafters.kept_features import KeptFeatures
 from draftsmith.drafters.rank_accuracy import read_accuracies
 from draftsmith.drafters.recurrent_module import RecurrentModule
-from draftsmith.drafters.rows import Level, RowRunner, TrueRows
+from draftsmith.drafters.rows import ChainDraw, Level, RowRunner, TrueRows
 from draftsmith.drafters.rows_choice import check_bits, make_runner
 from draftsmith.drafters.shapes import AUTO, CHAIN, Below, Shapes, is_branching, option_paths
 from draftsmith.drafters.shipped import weights_for
@@ -138,15 +138,16 @@ class RecurrentDrafter(TrainableDrafter):
             if not self._is_ready(view):
                 continue
             below = self._shapes.below(budget)
-            quick = view.sampler.greedy and view.sampler.context_free and self._options.tree in (AUTO, CHAIN)
-            if quick and not is_branching(below):
+            # Point masses may be cut anywhere, so a chain of them is drafted first and judged afterwards.
+            quick = takes_point_masses(view.sampler) and view.sampler.context_free
+            if quick and self._options.tree in (AUTO, CHAIN) and not is_branching(below):
                 chains.append(place)
             else:
                 drafts[place] = self._draft(view, min(budget, self._options.max_draft), below)
         if chains:
             depths = [min(budgets[place], self._options.max_draft) for place in chains]
             least = min(Budget.least_of(budgets[place]) for place in chains)
-            found = self._greedy_chains([views[place] for place in chains], depths, keep_drafting, least)
+            found = self._chains([views[place] for place in chains], depths, keep_drafting, least)
             for place, proposal in zip(chains, found, strict=True):
                 proposals[place] = proposal
         if drafts:
@@ -167,17 +168,28 @@ class RecurrentDrafter(TrainableDrafter):
             return DynamicDraft(*shared, depth=depth, top_k=top_k, draft_ids=self._draft_ids)
         return DrawnDraft(*shared, below=below, draft_ids=self._draft_ids)
 
-    def _greedy_chains(
+    def _chains(
         self, views: Sequence[SequenceView], depths: Sequence[int], keep_drafting: Callable[[float], bool], least: float
     ) -> list[Proposal]:
-        """Chains of the likeliest tokens, in one call: a point mass may be cut after it was drafted."""
+        """Chains of point masses, in one call."""
         proposals = []
         groups = [self._catch_up(view) for view in views]
-        for view, found in zip(views, self._runner.chain(groups, depths, least), strict=True):
+        draws = [self._chain_draw(view) for view in views]
+        chains = self._runner.chain(groups, depths, least, draws if any(draws) else ())
+        for view, found in zip(views, chains, strict=True):
             draft = DrawnDraft(view, self._vocab_size, len(found.tokens), self._eos_ids)
             draft.accept_chain(found.tokens, found.probs, keep_drafting)
             proposals.append(draft.proposal())
         return proposals
+
+    def _chain_draw(self, view: SequenceView) -> ChainDraw | None:
+        """None where the likeliest tokens are drafted."""
+        sampler = view.sampler
+        if sampler.greedy or sampler.params.draft_rule is Rule.MATCH:
+            return None
+        if self._draft_ids is not None:
+            sampler = sampler.narrowed(len(self._draft_ids))
+        return ChainDraw(sampler, view.random, view.position)
 
     def _draw(self, drafts: Sequence[Draft], keep_drafting: Callable[[float], bool]) -> None:
         """Level by level until every draft is done."""

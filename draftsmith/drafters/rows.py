@@ -17,6 +17,10 @@ from typing import NamedTuple
 
 import torch
 
+from draftsmith.core.draw import Tokens, draw_coupled
+from draftsmith.core.random import RequestRandom
+from draftsmith.core.sampling import Sampler
+
 
 @dataclass(frozen=True, slots=True)
 class TrueRows:
@@ -38,8 +42,24 @@ class Level:
     parents: Sequence[int]
 
 
+@dataclass(frozen=True, slots=True)
+class ChainDraw:
+    """How one sequence's chain is drawn where it is not greedy: under the target's own noise (seeded coupling).
+
+    `sampler`: of rows [U], its transforms name no token. `position`: output position of the first token.
+    """
+
+    sampler: Sampler
+    random: RequestRandom
+    position: int
+
+    def token(self, logits_U: torch.Tensor, step: int, ids: Tokens) -> int:
+        """The chain's token number `step`, counted from 0, of the tokens `ids` (ascending) [U]."""
+        return draw_coupled(self.sampler.scores(logits_U), self.random, self.position + step, ids=ids)[0]
+
+
 class Chain(NamedTuple):
-    """A greedy chain: target ids, and the draft probability of each at its turn."""
+    """A chain's target ids, and how likely the likeliest token was at each one's turn."""
 
     tokens: list[int]
     probs: list[float]
@@ -65,10 +85,17 @@ class RowRunner(ABC):
         """Append speculative rows; logits [rows, U] per sequence."""
 
     @abstractmethod
-    def chain(self, groups: Sequence[TrueRows], depths: Sequence[int], least: float = 0.0) -> list[Chain]:
-        """`begin`, then the likeliest token of each depth, as many as `depths` says (at least 1), in one go.
+    def chain(
+        self,
+        groups: Sequence[TrueRows],
+        depths: Sequence[int],
+        least: float = 0.0,
+        draws: Sequence[ChainDraw | None] = (),
+    ) -> list[Chain]:
+        """`begin`, then a token of each depth, as many as `depths` says (at least 1), in one go: the likeliest, or what
+        the group's draw says.
 
-        A chain ends with the token that takes the probability of all its tokens together below `least`.
+        A chain ends with the token at which the product of its probabilities falls below `least`.
         """
 
     @abstractmethod

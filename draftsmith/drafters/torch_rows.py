@@ -17,7 +17,7 @@ from typing import final
 import torch
 
 from draftsmith.drafters.recurrent_module import RecurrentModule
-from draftsmith.drafters.rows import Chain, Level, RowRunner, TrueRows
+from draftsmith.drafters.rows import Chain, ChainDraw, Level, RowRunner, TrueRows
 
 _FIRST_ROWS = 64
 
@@ -125,8 +125,16 @@ class TorchRows(RowRunner):
         return list(logits.split([len(level.tokens) for level in levels]))
 
     @torch.no_grad()
-    def chain(self, groups: Sequence[TrueRows], depths: Sequence[int], least: float = 0.0) -> list[Chain]:
+    def chain(
+        self,
+        groups: Sequence[TrueRows],
+        depths: Sequence[int],
+        least: float = 0.0,
+        draws: Sequence[ChainDraw | None] = (),
+    ) -> list[Chain]:
         found = [Chain([], []) for _ in groups]
+        draws = draws or [None] * len(groups)
+        ids = self._module.draft_ids.cpu().numpy()
         logits_SU = self.begin(groups)
         active = list(range(len(groups)))
         reach = [1.0] * len(groups)
@@ -134,8 +142,9 @@ class TorchRows(RowRunner):
             top_S, places_S = logits_SU.max(dim=-1)
             probs = torch.exp(top_S - torch.logsumexp(logits_SU, dim=-1)).tolist()
             tokens = self._module.draft_ids[places_S].tolist()
-            for index, token, prob in zip(active, tokens, probs, strict=True):
-                found[index].tokens.append(token)
+            for index, logits_U, token, prob in zip(active, logits_SU, tokens, probs, strict=True):
+                draw, step = draws[index], len(found[index].tokens)
+                found[index].tokens.append(token if draw is None else draw.token(logits_U, step, ids))
                 found[index].probs.append(prob)
                 reach[index] *= prob
             active = [index for index in active if len(found[index].tokens) < depths[index] and reach[index] >= least]

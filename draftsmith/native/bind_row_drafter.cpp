@@ -1,6 +1,12 @@
 // Binds the row drafter; checks what Python hands over, computes nothing.
 // A call plans and counts while it holds the interpreter, so that no fork finds a sequence half changed, and works
 // without it.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
+
+#include <optional>
+#include <tuple>
+
 #include "bind_arguments.hpp"
 #include "row_drafter.hpp"
 
@@ -12,6 +18,9 @@ constexpr std::int64_t MOST_WIDTH = std::int64_t{1} << 24;
 using Ids = std::vector<std::int64_t>;
 using Tokens = std::vector<std::vector<std::int32_t>>;
 using Features = std::vector<Matrix<float>>;
+// Seed, stream and position of the noise, inverse temperature, top-k, top-p, and how far below the largest min-p goes.
+using DrawValues = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, double, std::int64_t, double, double>;
+using Draws = std::vector<std::optional<DrawValues>>;
 
 void check(bool is_right, const char* what) {
     if (!is_right) throw std::invalid_argument(what);
@@ -138,7 +147,7 @@ void extend(RowDrafter& self, const Ids& ids, Tokens tokens, Tokens parents, Flo
 }
 
 nb::list chain(RowDrafter& self, const Ids& ids, Tokens tokens, const Features& features, const std::vector<int>& depths,
-               float least) {
+               float least, const Draws& draw_values) {
     const std::vector<TrueRows> groups = true_rows(self, ids, tokens, features);
     std::size_t total = 0;
     for (const int depth : depths) {
@@ -146,9 +155,13 @@ nb::list chain(RowDrafter& self, const Ids& ids, Tokens tokens, const Features& 
         total += static_cast<std::size_t>(depth);
     }
     check(total <= static_cast<std::size_t>(MOST_WIDTH), "chains of too many tokens");
+    std::vector<std::optional<Draw>> draws;
+    for (const std::optional<DrawValues>& values : draw_values) {
+        draws.push_back(values ? std::optional(std::make_from_tuple<Draw>(*values)) : std::nullopt);
+    }
     std::vector<std::int32_t> picks(total);
     std::vector<float> probs(total);
-    step(self, [&] { self.plan_chain(groups, depths, least, picks.data(), probs.data()); });
+    step(self, [&] { self.plan_chain(groups, depths, least, draws, picks.data(), probs.data()); });
     nb::list chains;
     std::size_t first = 0;
     for (std::size_t group = 0; group < depths.size(); ++group) {
@@ -179,7 +192,7 @@ void bind_row_drafter(nb::module_& module) {
         .def("begin", begin, nb::arg("ids"), nb::arg("tokens"), nb::arg("features"), nb::arg("logits").noconvert())
         .def("extend", extend, nb::arg("ids"), nb::arg("tokens"), nb::arg("parents"), nb::arg("logits").noconvert())
         .def("chain", chain, nb::arg("ids"), nb::arg("tokens"), nb::arg("features"), nb::arg("depths"),
-             nb::arg("least") = 0.0f)
+             nb::arg("least") = 0.0f, nb::arg("draws") = Draws())
         .def("num_rows", &RowDrafter::num_rows, nb::arg("id"))
         .def("num_drafted", &RowDrafter::num_drafted, nb::arg("id"))
         .def("truncate", &RowDrafter::truncate, nb::arg("id"), nb::arg("num_rows"))

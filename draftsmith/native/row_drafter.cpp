@@ -38,6 +38,7 @@ RowDrafter::RowDrafter(RowShape shape, RowWeights weights, bool owns_head, Cache
       padded_mlp_(round_up(shape.mlp_width, GROUP)),
       padded_features_(round_up(shape.feature_width, GROUP)),
       padded_ids_(round_up(shape.num_ids, TILE)),
+      has_ascending_ids_(std::is_sorted(weights_.ids.begin(), weights_.ids.end())),
       workers_(static_cast<std::size_t>(pool_->threads())) {
     for (Floats* norm : {&weights_.feature_norm, &weights_.attention_norm, &weights_.mlp_norm, &weights_.final_norm}) {
         pad(*norm, padded_width_);

@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -61,6 +63,19 @@ struct SpeculativeRows {
     std::vector<std::int32_t> tokens, parents;
 };
 
+// How a chain's tokens are drawn where they are not the likeliest: the best of logit * inverse_temperature + noise among
+// what top-k, top-p and min-p leave. The noise is that of the target's own draw at the position (seeded coupling).
+struct Draw {
+    std::uint64_t seed, stream, position;  // of the first token's noise; each further token is one position on
+    double inverse_temperature;
+    std::int64_t top_k;  // 0 is off
+    double top_p;        // 1 is off
+    double reach;        // how far below the largest logit min-p goes, at most 0; minus infinity is off
+    bool is_truncated() const {
+        return top_k > 0 || top_p < 1.0 || reach > -std::numeric_limits<double>::infinity();
+    }
+};
+
 class RowDrafter {
   public:
     // `owns_head`: the head's weights are not the target's as well.
@@ -76,10 +91,11 @@ class RowDrafter {
     void plan_begin(const std::vector<TrueRows>& groups, float* logits);
     // logits [rows, num_ids].
     void plan_extend(const std::vector<SpeculativeRows>& groups, float* logits);
-    // tokens, probs: `depths[i]` of group i, one group after the other. A chain ends with the token that takes the
-    // probability of all its tokens below `least`.
+    // tokens, probs: `depths[i]` of group i, one group after the other. The likeliest tokens, or those that `draws` says,
+    // which has one for each group or none at all; probabilities are those of the likeliest in any case. A chain ends
+    // with the token at which their product falls below `least`.
     void plan_chain(const std::vector<TrueRows>& groups, const std::vector<int>& depths, float least,
-                    std::int32_t* tokens, float* probs);
+                    const std::vector<std::optional<Draw>>& draws, std::int32_t* tokens, float* probs);
     void run();
     void finish();
 
@@ -144,6 +160,11 @@ class RowDrafter {
         std::int32_t index;
         double sum;  // of exponentials, relative to it
     };
+    // The winner of a draw among a stretch of the head's outputs, or all of them.
+    struct Drawn {
+        double score = -std::numeric_limits<double>::infinity();  // there is none
+        std::int32_t index = 0;
+    };
     struct Worker {
         int thread = 0;
         Quantised all, outputs;
@@ -165,6 +186,7 @@ class RowDrafter {
     bool knows_last(std::int64_t sequence) const;
     void check_token(std::int32_t token) const;
     void check_groups(const std::vector<TrueRows>& groups, const std::vector<int>& depths, bool has_outputs) const;
+    void check_draws(const std::vector<TrueRows>& groups, const std::vector<std::optional<Draw>>& draws) const;
     void check_positions(std::int64_t positions) const;
     void check_levels(const std::vector<SpeculativeRows>& groups) const;
     void plan_true(const std::vector<TrueRows>& groups, const std::vector<int>& depths, bool has_outputs);
@@ -195,6 +217,12 @@ class RowDrafter {
     void head(const Pass& pass, Worker& worker);
     void head_stretch(const Pass& pass, int stretch, Quantised& input, Worker& worker);
     Best look_at(const float* logits, int first, int count, Worker& worker) const;
+    void draw(const Pass& pass, int step, Worker& worker);
+    Drawn draw_in(const Pass& pass, int row, int stretch, int step) const;
+    Best likeliest(int row) const;
+    std::size_t group_of(const Pass& pass, int row) const {
+        return static_cast<std::size_t>(pass.rows[static_cast<std::size_t>(row + pass.num_filling)].group);
+    }
     bool pick(const Pass& pass, int step, Worker& worker);
     void quantise(const float* values, int first_input, int size, int row, int num_rows, Quantised& target,
                   int groups) const {
@@ -218,6 +246,7 @@ class RowDrafter {
     Floats cosines_, sines_;
     int num_positions_ = 0;
     std::size_t weight_bytes_ = 0;
+    bool has_ascending_ids_;
     std::map<std::int64_t, Sequence> sequences_;
 
     // Of the call that runs.
@@ -232,7 +261,9 @@ class RowDrafter {
     std::int32_t* picks_ = nullptr;
     float* probs_ = nullptr;
     Floats own_logits_, features_, hidden_, fused_, queries_, mixed_;
-    std::vector<Best> best_;
+    std::vector<Best> best_;            // of a chain's rows, stretch by stretch
+    std::vector<std::optional<Draw>> draws_;  // per group of a chain, or empty
+    std::vector<Drawn> drawn_;
     Quantised shared_, shared_outputs_, mixed_codes_, mlp_codes_;
     std::vector<Worker> workers_;
 };

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -56,6 +57,21 @@ void RowDrafter::check_groups(const std::vector<TrueRows>& groups, const std::ve
     if (total > MOST_ROWS) throw std::invalid_argument("too many rows for one call");
 }
 
+void RowDrafter::check_draws(const std::vector<TrueRows>& groups, const std::vector<std::optional<Draw>>& draws) const {
+    if (!draws.empty() && draws.size() != groups.size()) {
+        throw std::invalid_argument("groups and draws differ in number");
+    }
+    for (const std::optional<Draw>& draw : draws) {
+        if (!draw) continue;
+        if (!has_ascending_ids_) throw std::invalid_argument("draws need the head's tokens in ascending order");
+        const double slope = draw->inverse_temperature;
+        if (!(std::isfinite(slope) && slope > 0.0 && draw->top_k >= 0 && draw->top_p > 0.0 && draw->top_p <= 1.0 &&
+              draw->reach <= 0.0)) {
+            throw std::invalid_argument("a draw with numbers that are none of a law");
+        }
+    }
+}
+
 void RowDrafter::check_levels(const std::vector<SpeculativeRows>& groups) const {
     std::set<std::int64_t> seen;
     std::int64_t total = 0;
@@ -99,10 +115,11 @@ void RowDrafter::plan_begin(const std::vector<TrueRows>& groups, float* logits) 
 }
 
 void RowDrafter::plan_chain(const std::vector<TrueRows>& groups, const std::vector<int>& depths, float least,
-                            std::int32_t* tokens, float* probs) {
+                            const std::vector<std::optional<Draw>>& draws, std::int32_t* tokens, float* probs) {
     check_idle();
     if (depths.size() != groups.size()) throw std::invalid_argument("groups and depths differ in number");
     check_groups(groups, depths, true);
+    check_draws(groups, draws);
     plan_true(groups, depths, true);
     plan_steps(depths);
     first_picks_.clear();
@@ -118,6 +135,8 @@ void RowDrafter::plan_chain(const std::vector<TrueRows>& groups, const std::vect
     probs_ = probs;
     grow(own_logits_, at(static_cast<int>(groups.size()), padded_ids_));
     best_.resize(at(static_cast<int>(groups.size()), num_stretches()));
+    draws_ = draws;
+    drawn_.resize(draws.empty() ? 0 : best_.size());
     logits_ = own_logits_.data();
     logit_stride_ = padded_ids_;
     prepare_to_run();

@@ -3,9 +3,13 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <new>
 
+#include "elementary.hpp"
+#include "noise.hpp"
 #include "row_drafter.hpp"
 #include "row_kernels.hpp"
+#include "sampling.hpp"
 
 namespace draftsmith {
 namespace {
@@ -25,7 +29,9 @@ void RowDrafter::work(int thread) {
         project(weights_.output, attend(pass, worker), outputs, worker);
         feed_forward(outputs, worker);
         head(pass, worker);
-        if (pass.is_chain && !pick(pass, step++, worker)) return;
+        if (!pass.is_chain) continue;
+        if (!draws_.empty()) draw(pass, step, worker);
+        if (!pick(pass, step++, worker)) return;
     }
 }
 
@@ -356,22 +362,69 @@ RowDrafter::Best RowDrafter::look_at(const float* logits, int first, int count, 
     return {most, first + static_cast<std::int32_t>(index), sum};
 }
 
+// Of all a row's outputs, with the sum over them.
+RowDrafter::Best RowDrafter::likeliest(int row) const {
+    const Best* stretches = &best_[at(row, num_stretches())];
+    Best best = stretches[0];
+    for (int i = 1; i < num_stretches(); ++i) {
+        if (stretches[i].most > best.most) best = stretches[i];
+    }
+    double total = 0.0;
+    for (int i = 0; i < num_stretches(); ++i) {
+        total += stretches[i].sum * static_cast<double>(std::exp(stretches[i].most - best.most));
+    }
+    return {best.most, best.index, total};
+}
+
+// The winners of all rows that are drawn: of each stretch where nothing is truncated, so that threads share the noise,
+// which is what takes the time; else of the whole row, which truncation makes short.
+void RowDrafter::draw(const Pass& pass, int step, Worker& worker) {
+    pool_->each(worker.thread, pass.num_outputs() * num_stretches(), 1, [&](int share) {
+        drawn_[static_cast<std::size_t>(share)] = draw_in(pass, share / num_stretches(), share % num_stretches(), step);
+    });
+    pool_->barrier();
+}
+
+RowDrafter::Drawn RowDrafter::draw_in(const Pass& pass, int row, int stretch, int step) const {
+    const std::optional<Draw>& draw = draws_[group_of(pass, row)];
+    if (!draw || (draw->is_truncated() && stretch > 0)) return {};
+    const bool is_whole = draw->is_truncated();
+    const int first = stretch * STRETCH, end = is_whole ? shape_.num_ids : std::min(first + STRETCH, shape_.num_ids);
+    const Best best = is_whole ? likeliest(row) : best_[at(row, num_stretches()) + static_cast<std::size_t>(stretch)];
+    if (!std::isfinite(best.most) || !std::isfinite(best.sum)) return {};  // outputs that are no numbers
+    const float* logits = logits_ + at(row, logit_stride_);
+    const std::int32_t* ids = weights_.ids.data();
+    const double floor = static_cast<double>(best.most) + draw->reach;
+    const Noise noise(draw->seed, draw->stream, draw->position + static_cast<std::uint64_t>(step), 0);
+    try {
+        ::draftsmith::Row<float> kept(logits + first, static_cast<std::size_t>(end - first),
+                                      static_cast<std::size_t>(best.index - first),
+                                      {draw->inverse_temperature, draw->top_k, draw->top_p, floor}, ids + first);
+        const auto token = static_cast<std::int32_t>(kept.sample(noise));
+        const auto index = static_cast<std::int32_t>(std::lower_bound(ids + first, ids + end, token) - ids);
+        const double gumbel = gumbel_of<double, std::uint64_t>(noise.word(static_cast<std::uint64_t>(token)));
+        return {static_cast<double>(logits[index]) * draw->inverse_temperature + gumbel, index};
+    } catch (const std::bad_alloc&) {
+        return {};  // no room to truncate in: the likeliest is drafted, and other threads are not left waiting
+    }
+}
+
 // Whether any chain goes on. Every thread for itself, in one order, so that all come to the same.
 bool RowDrafter::pick(const Pass& pass, int step, Worker& worker) {
     bool goes_on = false;
     for (int row = 0; row < pass.num_outputs(); ++row) {
-        const Best* stretches = &best_[at(row, num_stretches())];
-        Best best = stretches[0];
-        for (int i = 1; i < num_stretches(); ++i) {
-            if (stretches[i].most > best.most) best = stretches[i];
+        const Best best = likeliest(row);
+        std::int32_t index = best.index;
+        double score = -std::numeric_limits<double>::infinity();
+        for (std::size_t i = at(row, num_stretches()); !draws_.empty() && i < at(row + 1, num_stretches()); ++i) {
+            if (drawn_[i].score > score) {
+                score = drawn_[i].score;
+                index = drawn_[i].index;
+            }
         }
-        double total = 0.0;
-        for (int i = 0; i < num_stretches(); ++i) {
-            total += stretches[i].sum * static_cast<double>(std::exp(stretches[i].most - best.most));
-        }
-        const auto group = static_cast<std::size_t>(pass.rows[static_cast<std::size_t>(row + pass.num_filling)].group);
-        const std::int32_t token = weights_.ids[static_cast<std::size_t>(best.index)];
-        const float prob = total > 0.0 ? static_cast<float>(1.0 / total) : 0.0f;  // NaN is not above 0
+        const std::size_t group = group_of(pass, row);
+        const std::int32_t token = weights_.ids[static_cast<std::size_t>(index)];
+        const float prob = best.sum > 0.0 ? static_cast<float>(1.0 / best.sum) : 0.0f;  // NaN is not above 0
         const bool is_on = worker.reach[group] >= least_;
         worker.picked[group] = token;
         worker.reach[group] *= prob;

@@ -20,7 +20,7 @@ from draftsmith.drafters.row_parts import RowParts
 from draftsmith.models.native import NativeBackend
 from tests.models.native_models import Model, make_native
 
-VOCABULARY = 131
+VOCABULARY = 700
 
 LAYER = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "mlp_width": 90}
 KINDS: dict[str, dict[str, Any]] = {

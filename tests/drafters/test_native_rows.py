@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 import random
 from collections.abc import Sequence
@@ -16,8 +17,10 @@ import pytest
 import torch
 
 from draftsmith import _native
+from draftsmith.core.random import RequestRandom
+from draftsmith.core.sampling import Sampler, SamplingParams
 from draftsmith.drafters.native_rows import NativeRows, NativeRowsOptions
-from draftsmith.drafters.rows import Chain, Level, TrueRows
+from draftsmith.drafters.rows import Chain, ChainDraw, Level, TrueRows
 from draftsmith.drafters.torch_rows import TorchRows
 from draftsmith.errors import DraftsmithError, ModelFileError, OptionError
 from tests.drafters.row_models import KINDS, VOCABULARY, SlowRows, make_parts, make_target
@@ -133,6 +136,56 @@ def test_a_chain_is_what_begin_and_extend_draft(name: str, kernels: str) -> None
         logits = case.rows.extend([Level(1, [found.tokens[step]], [step - 1])])[0][0]
     # What a chain leaves can be drafted on.
     assert bits_of(case.rows.extend([Level(0, found.tokens[-1:], [3])])[0][0]) == bits_of(logits)
+
+
+DRAWS = {
+    "everything": SamplingParams(temperature=0.7),
+    "hot": SamplingParams(temperature=5.0),
+    "top-k": SamplingParams(temperature=1.0, top_k=5),
+    "top-p": SamplingParams(temperature=1.0, top_p=0.7),
+    "min-p": SamplingParams(temperature=1.0, min_p=0.3),
+    "all": SamplingParams(temperature=2.0, top_k=40, top_p=0.9, min_p=0.01),
+}
+
+
+def draw_of(params: SamplingParams, num_ids: int, seed: int) -> ChainDraw:
+    return ChainDraw(Sampler(params, [], frozenset(), num_ids), RequestRandom(seed), 10 * seed)
+
+
+@pytest.mark.parametrize("params", DRAWS.values(), ids=DRAWS)
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("name", KINDS)
+def test_a_drawn_chain_is_what_is_drawn_from_begin_and_extend(name: str, kernels: str, params: SamplingParams) -> None:
+    """And the likeliest token's probability is what comes with it."""
+    case = Case(name, kernels=kernels, threads=2)
+    ids = case.parts.draft_ids.numpy()
+    unlikely = 0
+    for seed in range(3):
+        draw = draw_of(params, len(ids), seed)
+        found = case.rows.chain([case.true(seed, seed, 20)], [5], 0.0, [draw])[0]
+        logits = case.rows.begin([case.true(-1 - seed, seed, 20)])[0]
+        for step, (token, prob) in enumerate(zip(found.tokens, found.probs, strict=True)):
+            assert token == draw.token(logits, step, ids)
+            assert prob == pytest.approx(float(torch.softmax(logits.double(), 0).max()), rel=1e-5)
+            unlikely += token != int(ids[logits.argmax()])
+            logits = case.rows.extend([Level(-1 - seed, [token], [step - 1])])[0][0]
+    assert unlikely > 0
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_drawn_and_likeliest_chains_side_by_side(threads: int) -> None:
+    alone, case = Case("eagle3"), Case("eagle3", threads=threads)
+    depths, num_ids = [3, 1, 8, 2, 8, 4, 5], len(case.parts.draft_ids)
+    draws = [None, *(draw_of(params, num_ids, seed) for seed, params in enumerate(DRAWS.values()))]
+    expected = [
+        alone.rows.chain([alone.true(i, i, 10 + i)], [depth], 0.0, [draws[i]])[0] for i, depth in enumerate(depths)
+    ]
+    assert case.rows.chain([case.true(i, i, 10 + i) for i in range(7)], depths, 0.0, draws) == expected
+    # Draws of one call say nothing about the next.
+    again = [TrueRows(i, [], case.features(0, 0)) for i in range(7)]
+    assert case.rows.chain(again, depths) == [
+        alone.rows.chain([TrueRows(i, [], alone.features(0, 0))], [depth])[0] for i, depth in enumerate(depths)
+    ]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -298,6 +351,7 @@ def test_whatever_cannot_be_is_an_error_and_changes_nothing() -> None:
         lambda: rows.chain([good], [-3]),
         lambda: rows.chain([good], [2**31]),
         lambda: rows.chain([good], [2**25]),
+        lambda: rows.chain([good], [1], 0.0, [None, None]),
         lambda: rows.extend([Level(5, [1], [-1])]),
         lambda: rows.extend([Level(0, [1], [0])]),
         lambda: rows.extend([Level(0, [1, 1], [-1, 0])]),  # a parent of the same level
@@ -315,6 +369,20 @@ def test_whatever_cannot_be_is_an_error_and_changes_nothing() -> None:
             call()
             pytest.fail(f"call {number} went through")
         assert rows.num_rows(0) == 10
+    for change in (
+        {3: 0.0},
+        {3: math.inf},
+        {3: math.nan},
+        {4: -1},
+        {5: 0.0},
+        {5: 1.1},
+        {5: math.nan},
+        {6: 0.1},
+        {6: math.nan},
+    ):
+        values = [change.get(place, value) for place, value in enumerate((1, 1, 1, 1.0, 0, 1.0, -math.inf))]
+        with pytest.raises(ValueError, match="law"):
+            rows._drafter.chain([0], [[]], [none.numpy()], [1], 0.0, [tuple(values)])
     assert bits_of(rows.begin([TrueRows(0, [], none)])[0]) == expected
     rows.truncate(0, 9)
     with pytest.raises(DraftsmithError, match="again"):
@@ -333,10 +401,12 @@ def test_features_that_are_no_numbers_draft_something() -> None:
     for value in (float("nan"), float("inf"), -float("inf"), 3e38):
         features = case.features(0, 5)
         features[3:] = value
-        chain = case.rows.chain([TrueRows(0, [1, 2, 3, 4, 5], features)], [6])[0]
-        assert set(chain.tokens) <= set(case.parts.draft_ids.tolist())
-        assert all(0 <= prob <= 1 for prob in chain.probs)
-        case.rows.forget(0)
+        num_ids = len(case.parts.draft_ids)
+        for draw in (None, *(draw_of(params, num_ids, 1) for params in DRAWS.values())):
+            chain = case.rows.chain([TrueRows(0, [1, 2, 3, 4, 5], features)], [6], 0.0, [draw])[0]
+            assert set(chain.tokens) <= set(case.parts.draft_ids.tolist())
+            assert all(0 <= prob <= 1 for prob in chain.probs)
+            case.rows.forget(0)
     # The next sequence is none the worse for it.
     assert fresh(case, 1, 20, [3]) == fresh(Case("eagle3 odd"), 1, 20, [3])
 

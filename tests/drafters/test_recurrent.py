@@ -222,17 +222,30 @@ def test_the_recorded_law_is_the_modules_own(rule):
         torch.testing.assert_close(law.dense(VOCAB).double(), expected, rtol=0, atol=1e-6)
 
 
-def test_greedy_chains_are_the_same_in_one_call_and_level_by_level():
-    backend = tiny_backend(0)
-    quick, slow = drafter_of(), drafter_of(tree="1x1x1x1x1x1x1")
+POINT_MASSES = {
+    "greedy": SamplingParams(),
+    "coupling": SamplingParams(temperature=0.7),
+    "top-k": SamplingParams(temperature=1.0, top_k=5),
+    "top-p": SamplingParams(temperature=0.9, top_p=0.8),
+    "min-p": SamplingParams(temperature=1.3, min_p=0.2),
+    "match": SamplingParams(temperature=1.0, rule=Rule.MATCH),
+}
+
+
+@pytest.mark.parametrize("draft_ids", [None, torch.arange(0, VOCAB, 3)], ids=["all", "a third"])
+@pytest.mark.parametrize("params", POINT_MASSES.values(), ids=POINT_MASSES)
+def test_chains_of_point_masses_are_the_same_in_one_call_and_level_by_level(params, draft_ids):
+    quick, slow = (drafter_of(draft_ids=draft_ids, tree=tree) for tree in ("chain", "1x1x1x1x1x1x1"))
     for seed in range(4):
         text = text_of(10, seed)
         found = [
-            drafter.propose([read(backend, drafter, text, seed * 2 + place)], [7], always)[0]
-            for place, drafter in enumerate((quick, slow))
+            drafter.propose([read(tiny_backend(0), drafter, text, seed, params=params)], [7], always)[0]
+            for drafter in (quick, slow)
         ]
         assert found[0].tree == found[1].tree
-        assert found[0].confidence == pytest.approx(found[1].confidence, abs=1e-12)
+        assert found[0].kind is ProposalKind.POINT_MASS
+        if params.rule is Rule.MATCH or not params.temperature:  # a tree's node has its own token's probability
+            assert found[0].confidence == pytest.approx(found[1].confidence, abs=1e-12)
 
 
 @pytest.mark.parametrize("tree", MODES)
