@@ -22,6 +22,7 @@ import torch
 
 from draftsmith.core import accelerator
 from draftsmith.core.inexact import InexactRule
+from draftsmith.core.penalties import Penalties
 from draftsmith.core.random import KeyedNoise
 from draftsmith.core.truncation import Ids, Row, argmax, support
 from draftsmith.core.types import Rule
@@ -108,72 +109,6 @@ def _whole(name: str, value: int, allowed: str) -> None:
         raise OptionError(f"{name} is {value!r}; allowed: {allowed}")
 
 
-class _History:
-    """Penalties of the tokens so far, kept per distinct id and never rebuilt.
-
-    `ids[:size]` are the ids penalised so far, `offsets[:size]` what presence and frequency subtract.
-    """
-
-    __slots__ = ("_frequency", "_presence", "_repetition", "counts", "ids", "offsets", "size", "slots")
-
-    def __init__(self, params: SamplingParams, prompt_tokens: Sequence[int]) -> None:
-        self._repetition = params.repetition_penalty
-        self._presence = params.presence_penalty
-        self._frequency = params.frequency_penalty
-        # Presence and frequency do not look at the prompt.
-        distinct = (
-            np.unique(np.asarray(prompt_tokens, dtype=np.int64)) if self._repetition != 1 else np.empty(0, np.int64)
-        )
-        self.size = len(distinct)
-        self.ids: Ids = np.concatenate([distinct, np.zeros(64, np.int64)])
-        self.offsets = np.zeros(len(self.ids))
-        self.slots: dict[int, int] = {token: slot for slot, token in enumerate(distinct.tolist())}
-        self.counts: dict[int, int] = {}
-
-    def copy(self) -> _History:
-        twin = _History.__new__(_History)
-        twin._repetition, twin._presence, twin._frequency = self._repetition, self._presence, self._frequency
-        twin.size, twin.ids, twin.offsets = self.size, self.ids.copy(), self.offsets.copy()
-        twin.slots, twin.counts = dict(self.slots), dict(self.counts)
-        return twin
-
-    def append(self, tokens: Sequence[int]) -> None:
-        for token in tokens:
-            slot = self.slots.get(token)
-            if slot is None:
-                slot = self._new_slot(token)
-            count = self.counts.get(token, 0) + 1
-            self.counts[token] = count
-            self.offsets[slot] = self._presence + self._frequency * count
-
-    def _new_slot(self, token: int) -> int:
-        if self.size == len(self.ids):
-            self.ids = np.concatenate([self.ids, np.zeros_like(self.ids)])
-            self.offsets = np.concatenate([self.offsets, np.zeros_like(self.offsets)])
-        slot = self.slots[token] = self.size
-        self.ids[slot] = token
-        self.size += 1
-        return slot
-
-    def apply(self, row_V: Row, raw_V: Row, path: Sequence[int]) -> None:
-        """Write the penalised logits of `raw_V` into `row_V` (a copy of it)."""
-        ids = self.ids[: self.size]
-        row_V[ids] = self._penalised(raw_V[ids], self.offsets[: self.size])
-        if path:
-            # Recomputed from the raw logit with the full count, so that the rounding is that of `append`.
-            counts = {token: self.counts.get(token, 0) for token in path}
-            for token in path:
-                counts[token] += 1
-            drafted = np.fromiter(counts, np.int64, len(counts))
-            offsets = np.array([self._presence + self._frequency * count for count in counts.values()])
-            row_V[drafted] = self._penalised(raw_V[drafted], offsets)
-
-    def _penalised(self, values: Row, offsets: npt.NDArray[np.float64]) -> Row:
-        if self._repetition != 1:
-            values = np.where(values < 0, values * self._repetition, values / self._repetition)
-        return values - offsets.astype(values.dtype)
-
-
 class Sampler:
     """The sampling transforms of one request, bound to one sequence's history.
 
@@ -226,11 +161,12 @@ class Sampler:
         self._inverse_temperature = 1.0 if self.greedy else 1.0 / params.temperature
         self._vocab_size = vocab_size
         self._num_output = 0
-        self._history: _History | None = None
+        self._history: Penalties | None = None
         if params.penalises:
             if len(prompt_tokens) and not 0 <= min(prompt_tokens) <= max(prompt_tokens) < vocab_size:
                 raise PromptError(f"the prompt holds token ids outside the vocabulary of {vocab_size}")
-            self._history = _History(params, prompt_tokens)
+            weights = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+            self._history = Penalties(*weights, prompt_tokens)
         self._bias_ids = np.array(sorted(params.logit_bias), dtype=np.int64)
         self._biases = np.array([params.logit_bias[token] for token in self._bias_ids.tolist()], dtype=np.float64)
         self._banned = np.array(sorted(params.banned_ids), dtype=np.int64)

@@ -214,6 +214,7 @@ class RowDrafter {
     void attend_part(const Pass& pass, const Group& group, int kv_head, int start, int end, Worker& worker);
     void project(const Linear& linear, Quantised& input, int num_rows, Worker& worker);
     void feed_forward(int num_rows, Worker& worker);
+    // The head, row_drafter_head.cpp.
     void head(const Pass& pass, Worker& worker);
     void head_stretch(const Pass& pass, int stretch, Quantised& input, Worker& worker);
     Best look_at(const float* logits, int first, int count, Worker& worker) const;
@@ -267,5 +268,17 @@ class RowDrafter {
     Quantised shared_, shared_outputs_, mixed_codes_, mlp_codes_;
     std::vector<Worker> workers_;
 };
+
+// Calls visit(row, is_mine) for all rows on every thread where they are few, else for each row on one of them and then
+// meets the others. `is_mine`: of all that visit a row this one writes what others will read.
+template <class Visit>
+void RowDrafter::visit(int num_rows, Worker& worker, Visit visit) {
+    if (num_rows <= FEW_ROWS) {
+        for (int row = 0; row < num_rows; ++row) visit(row, worker.thread == 0);
+        return;
+    }
+    pool_->each(worker.thread, num_rows, 1, [&](int row) { visit(row, true); });
+    pool_->barrier();
+}
 
 }  // namespace draftsmith
