@@ -84,7 +84,10 @@ class Controller(ABC):
         """Nodes each request may draft, 0 <= budget <= max_draft; a `Budget` asks for a shape too."""
 
     def keep_drafting(self, confidence: float) -> bool:
-        """Asked by drafters before each further token; `confidence` was judged before that token is drawn."""
+        """Asked by drafters before each further token; `confidence` is judged before that token is drawn.
+
+        A chain of point masses that was drafted in one call is asked about afterwards, in the same order.
+        """
         return True
 
     def select(self, proposals: Sequence[Proposal]) -> Sequence[Proposal]:

@@ -27,7 +27,6 @@ _MAX_COUNT = 64.0  # observations an estimate remembers
 _FADE_STEPS = 1024.0  # steps after which an estimate not refreshed has lost half its weight
 _YOUNG = 2.5  # with fewer observations than this the cheapest one counts: what disturbs a step makes it slower
 _SETTLED = 8.0  # from so many observations on, one more changes little enough to wait with the refresh
-_REFRESH_EVERY = 24  # steps
 _ONCE = 1.5  # more than one observation
 _CORRECT_EVERY = 8  # steps between two looks at a measured table's corrections, which are slow
 _PLANE_SETTLED, _PLANE_EVERY = 16, 4  # observations from which on a plane is fitted anew every few of them
@@ -169,7 +168,7 @@ class RowCost:
             self.num_explored = rows
         self._counts[knot] = count
         self._last_seen[knot] = self._num_steps
-        if count < _SETTLED or self._num_steps % _REFRESH_EVERY == 0:
+        if count < _SETTLED or self._num_steps % 8 == 0:
             self._refresh()
 
     def _faded(self, knot: int) -> float:

@@ -79,8 +79,10 @@ class Pricing:
             return Choice(0, 0.0)  # the first step is a plain one: it sets the price
         if limits is not None:
             return self._choose_within(limits, nodes, rate, base_rows, draft, num_asked)
-        # Twice the rows seen so far at most: a staircase is climbed step by step.
-        most = min(len(nodes), max(2 * self.rows.num_explored - base_rows, 1))
+        # Twice the rows seen so far at most: a staircase is climbed step by step. Beyond the last knot nobody knows.
+        most = min(len(nodes), max(2 * self.rows.num_explored - base_rows, 1), KNOTS[-1] - base_rows)
+        if most < 1:
+            return Choice(0, 0.0)
         first, last = knot_of(base_rows + 1), knot_of(base_rows + most)
         # Just below the next stair a row more costs nothing, so only counts that fill a knot compete.
         counts = [*[rows - base_rows for rows in KNOTS[first:last]], most]

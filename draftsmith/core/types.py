@@ -117,7 +117,7 @@ class Budget(int):
     `shape`: rank paths (candidate j below candidate i: (i, j)) in order of worth, as many as the number says; drafters
     that fill shapes (`DraftTraits`) draft this tree, others ignore it. `may_start`: False asks a drafter that has a
     part without a start (`DraftTraits.starts_partly`) to draft with that part alone. `least`: a chain of point masses
-    that is drafted in one call may end where all of it together, by the draft's own account, is less likely than this.
+    that is drafted in one call may end where the product of its confidences falls below this.
     """
 
     shape: tuple[tuple[int, ...], ...] | None

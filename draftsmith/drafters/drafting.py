@@ -2,7 +2,7 @@
 
 Called by draft models and recurrent drafters: they give the logits of the newest nodes and are told which nodes to
 score next. How children are drawn under a rule is `drafters.growth`'s. Invariants: drafting is stopped before a draw,
-never after one; nothing is drafted below an end.
+never after one, but for point masses, which may be cut anywhere; nothing is drafted below an end.
 
 Shape letters: U draft vocabulary.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import final
 
 import torch
@@ -107,19 +107,17 @@ class DrawnDraft(Draft):
         if growth.num_drafted >= self.budget:
             self.level = []
 
-    def accept_chain(
-        self, tokens: Sequence[int], probs: Sequence[float], keep_drafting: Callable[[float], bool]
-    ) -> None:
-        """Take a greedy chain that was drafted in one go; a point mass may still be cut anywhere.
+    def accept(self, token: int, confidence: float, keep_drafting: Callable[[float], bool]) -> bool:
+        """Take the next token of a chain of point masses that was drafted in one go; whether it was taken.
 
-        `probs`: the draft probability of each token, which is the largest of its row.
+        `confidence`: the largest probability of the row that the token was drafted from.
         """
-        for token, prob in zip(tokens, probs, strict=True):
-            last = self.growth.num_drafted
-            if last == self.budget or self._is_end(last) or not keep_drafting(prob):
-                break
-            self.growth.add(last, token, prob)
+        last = self.growth.num_drafted
         self.level = []
+        if last == self.budget or self._is_end(last) or not keep_drafting(confidence):
+            return False
+        self.growth.add(last, token, confidence)
+        return True
 
     def proposal(self) -> Proposal:
         return self.growth.proposal()

@@ -171,16 +171,21 @@ class RecurrentDrafter(TrainableDrafter):
     def _chains(
         self, views: Sequence[SequenceView], depths: Sequence[int], keep_drafting: Callable[[float], bool], least: float
     ) -> list[Proposal]:
-        """Chains of point masses, in one call."""
-        proposals = []
+        """Chains of point masses, in one call; which of it is kept is asked level by level, as if it was drafted so."""
         groups = [self._catch_up(view) for view in views]
         draws = [self._chain_draw(view) for view in views]
         chains = self._runner.chain(groups, depths, least, draws if any(draws) else ())
-        for view, found in zip(views, chains, strict=True):
-            draft = DrawnDraft(view, self._vocab_size, len(found.tokens), self._eos_ids)
-            draft.accept_chain(found.tokens, found.probs, keep_drafting)
-            proposals.append(draft.proposal())
-        return proposals
+        drafts = [
+            DrawnDraft(view, self._vocab_size, depth, self._eos_ids) for view, depth in zip(views, depths, strict=True)
+        ]
+        going = list(zip(drafts, chains, strict=True))
+        for step in range(max(depths)):
+            going = [
+                (draft, chain)
+                for draft, chain in going
+                if step < len(chain.tokens) and draft.accept(chain.tokens[step], chain.probs[step], keep_drafting)
+            ]
+        return [draft.proposal() for draft in drafts]
 
     def _chain_draw(self, view: SequenceView) -> ChainDraw | None:
         """None where the likeliest tokens are drafted."""

@@ -53,13 +53,15 @@ class ChainDraw:
     random: RequestRandom
     position: int
 
-    def token(self, logits_U: torch.Tensor, step: int, ids: Tokens) -> int:
-        """The chain's token number `step`, counted from 0, of the tokens `ids` (ascending) [U]."""
+    def token(self, logits_U: torch.Tensor, step: int, ids: Tokens | None) -> int:
+        """The chain's token number `step`, counted from 0, of the tokens `ids` (ascending) [U], or of 0 to U-1."""
         return draw_coupled(self.sampler.scores(logits_U), self.random, self.position + step, ids=ids)[0]
 
 
 class Chain(NamedTuple):
-    """A chain's target ids, and how likely the likeliest token was at each one's turn."""
+    """A chain's target ids, and how likely the likeliest token was at each one's turn: drawn ones are accepted about as
+    often as that (docs/log.md).
+    """
 
     tokens: list[int]
     probs: list[float]

@@ -86,6 +86,8 @@ class TorchRows(RowRunner):
         self.bytes_per_token = 2 * 2 * shape.num_kv_heads * shape.head_dim * module.dtype.itemsize
         self._states: dict[int, _State] = {}
         self._turns = module.turn(torch.arange(0))
+        ids = module.draft_ids.cpu().numpy()
+        self._ids = None if ids[-1] == len(ids) - 1 else ids  # they ascend
 
     def num_rows(self, sequence_id: int) -> int:
         state = self._states.get(sequence_id)
@@ -134,7 +136,6 @@ class TorchRows(RowRunner):
     ) -> list[Chain]:
         found = [Chain([], []) for _ in groups]
         draws = draws or [None] * len(groups)
-        ids = self._module.draft_ids.cpu().numpy()
         logits_SU = self.begin(groups)
         active = list(range(len(groups)))
         reach = [1.0] * len(groups)
@@ -144,7 +145,7 @@ class TorchRows(RowRunner):
             tokens = self._module.draft_ids[places_S].tolist()
             for index, logits_U, token, prob in zip(active, logits_SU, tokens, probs, strict=True):
                 draw, step = draws[index], len(found[index].tokens)
-                found[index].tokens.append(token if draw is None else draw.token(logits_U, step, ids))
+                found[index].tokens.append(token if draw is None else draw.token(logits_U, step, self._ids))
                 found[index].probs.append(prob)
                 reach[index] *= prob
             active = [index for index in active if len(found[index].tokens) < depths[index] and reach[index] >= least]

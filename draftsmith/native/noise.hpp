@@ -1,5 +1,5 @@
 // Counter-based noise as in draftsmith/core/random.py: Philox4x64-10 and standard Gumbel values of any token.
-// Used by sampling.cpp and bind_sampling.cpp. Invariant: the same bits as the Python side.
+// Used by sampling.cpp, row_drafter_head.cpp and bind_sampling.cpp. Invariant: the same bits as the Python side.
 #pragma once
 
 #include <cstddef>

@@ -151,7 +151,7 @@ class RowDrafter {
         std::vector<Group> groups;
         std::vector<std::int32_t> paths;
         int num_filling = 0, longest = 0;
-        bool is_chain = false;            // picks the likeliest token
+        bool is_chain = false;            // picks a token for each row with an output
         int num_outputs() const { return static_cast<int>(rows.size()) - num_filling; }
     };
     // The likeliest of a stretch of the head's outputs.

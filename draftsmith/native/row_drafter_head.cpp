@@ -62,6 +62,7 @@ RowDrafter::Best RowDrafter::look_at(const float* logits, int first, int count, 
     const auto size = static_cast<std::size_t>(count);
     const std::size_t index = argmax(logits + first, size);
     const float most = logits[at(first, 1) + index];
+    if (most == -std::numeric_limits<float>::infinity()) return {most, first, 0.0};  // nothing here is possible
     // Outputs that are no numbers draft something all the same; with probability 0.
     if (!std::isfinite(most)) return {-std::numeric_limits<float>::infinity(), first, std::nan("")};
     const double sum = weigh(logits + first, size, Weighing<float>{most, 1.0f, 37}, worker.powers.data());

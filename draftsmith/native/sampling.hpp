@@ -1,5 +1,5 @@
 // Truncation and keyed draws over one row of logits, without sorting it: what core/truncation.py and core/sampling.py
-// do in Python, with the same results. Bound in bind_sampling.cpp; the loops are in row_kernels.cpp.
+// do in Python, with the same results. Bound in bind_sampling.cpp, used by row_drafter_head.cpp; the loops are in row_kernels.cpp.
 //
 // A support is a prefix of the row in descending order, ties by index. So each rule is a cut (the last value kept, and
 // the last index among equals), rules together are the smallest prefix, and whether a token belongs to it can be

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import operator
@@ -181,6 +182,15 @@ def test_drawn_and_likeliest_chains_side_by_side(threads: int) -> None:
         alone.rows.chain([alone.true(i, i, 10 + i)], [depth], 0.0, [draws[i]])[0] for i, depth in enumerate(depths)
     ]
     assert case.rows.chain([case.true(i, i, 10 + i) for i in range(7)], depths, 0.0, draws) == expected
+    # They end as likeliest ones do.
+    reach = [list(itertools.accumulate(chain.probs, operator.mul)) for chain in expected]
+    least = sorted(itertools.chain(*reach))[len(draws)]
+    sizes = [next((place + 1 for place, each in enumerate(row) if each < least), len(row)) for row in reach]
+    assert sizes != depths
+    rows = [TrueRows(i, [], case.features(0, 0)) for i in range(7)]
+    assert case.rows.chain(rows, depths, least, draws) == [
+        Chain(chain.tokens[:size], chain.probs[:size]) for chain, size in zip(expected, sizes, strict=True)
+    ]
     # Draws of one call say nothing about the next.
     again = [TrueRows(i, [], case.features(0, 0)) for i in range(7)]
     assert case.rows.chain(again, depths) == [
@@ -394,6 +404,17 @@ def test_whatever_cannot_be_is_an_error_and_changes_nothing() -> None:
     rows.append([TrueRows(6, [], none)])
     assert bits_of(rows.begin([case.true(0, 1, 10, 9)])[0]) == expected
     assert rows.extend([Level(0, [], [])])[0].shape == (0, VOCABULARY)
+
+
+def test_draws_need_ids_in_ascending_order() -> None:
+    backend = make_target(64)
+    parts = make_parts(backend, **KINDS["eagle3"])
+    parts = dataclasses.replace(parts, draft_ids=parts.draft_ids.flip(0))
+    rows, features = NativeRows(parts, backend), torch.ones(1, parts.feature_width)
+    assert len(rows.chain([TrueRows(0, [1], features)], [2])[0].tokens) == 2
+    draw = draw_of(SamplingParams(temperature=1.0), len(parts.draft_ids), 0)
+    with pytest.raises(DraftsmithError, match="ascending"):
+        rows.chain([TrueRows(0, [1], features)], [2], 0.0, [draw])
 
 
 def test_features_that_are_no_numbers_draft_something() -> None:

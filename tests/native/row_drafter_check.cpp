@@ -107,25 +107,23 @@ void work(RowDrafter& drafter) {
     drafter.finish();
 }
 
-// Chains of all sequences, drawn ones (every second one of few tokens) and likeliest ones, then for each a tree of two
-// rows a level along one path.
+// Chains of all sequences: drawn of all tokens, of few, and the likeliest; then for each a tree of two rows a level along
+// one path.
 std::vector<Drafts> draft(RowDrafter& drafter, const std::vector<TrueRows>& groups, int depth) {
     const std::size_t count = groups.size();
     std::vector<std::int32_t> tokens(count * static_cast<std::size_t>(depth));
     std::vector<float> probs(tokens.size());
     const std::vector<int> depths(count, depth);
-    std::vector<std::optional<Draw>> draws;
-    for (const TrueRows& rows : groups) {
-        const auto place = static_cast<std::uint64_t>(rows.sequence);
-        const double top_p = place % 2 == 0 ? 1.0 : 0.9, no_min_p = -std::numeric_limits<double>::infinity();
-        draws.push_back(Draw{place, 1, 100 + place, 1.4, 0, top_p, no_min_p});
-    }
-    std::vector<std::int32_t> drawn(tokens.size());
-    std::vector<float> drawn_probs(tokens.size());
-    drafter.plan_chain(groups, depths, 0.0f, draws, drawn.data(), drawn_probs.data());
-    work(drafter);
     std::vector<TrueRows> again;
     for (const TrueRows& rows : groups) again.push_back({rows.sequence, {}, nullptr});
+    std::vector<std::vector<std::int32_t>> drawn;
+    for (const double top_p : {1.0, 0.9}) {
+        const Draw draw{3, 1, 100, 1.4, 0, top_p, -std::numeric_limits<double>::infinity()};
+        drafter.plan_chain(drawn.empty() ? groups : again, depths, 0.0f, std::vector<std::optional<Draw>>(count, draw), tokens.data(),
+                           probs.data());
+        work(drafter);
+        drawn.push_back(tokens);
+    }
     drafter.plan_chain(again, depths, 0.0f, {}, tokens.data(), probs.data());
     work(drafter);
     Floats begun(count * IDS);
@@ -136,8 +134,9 @@ std::vector<Drafts> draft(RowDrafter& drafter, const std::vector<TrueRows>& grou
         const auto start = static_cast<std::ptrdiff_t>(i) * depth;
         found[i].tokens.assign(tokens.begin() + start, tokens.begin() + start + depth);
         found[i].probs.assign(probs.begin() + start, probs.begin() + start + depth);
-        found[i].tokens.insert(found[i].tokens.end(), drawn.begin() + start, drawn.begin() + start + depth);
-        found[i].probs.insert(found[i].probs.end(), drawn_probs.begin() + start, drawn_probs.begin() + start + depth);
+        for (const std::vector<std::int32_t>& more : drawn) {
+            found[i].tokens.insert(found[i].tokens.end(), more.begin() + start, more.begin() + start + depth);
+        }
         found[i].logits.assign(begun.begin() + static_cast<std::ptrdiff_t>(i) * IDS,
                                begun.begin() + static_cast<std::ptrdiff_t>(i + 1) * IDS);
     }
