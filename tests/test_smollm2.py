@@ -17,7 +17,7 @@ from draftsmith.engine.params import GenerationParams
 from draftsmith.models.backend import RowGroup
 
 NEAR_TIE = 1e-4
-NUM_TOKENS = 48
+NUM_TOKENS = 32
 DRAFTERS = ["ngram", "suffix", "suffix:tree=true", "hybrid", "draft_model:model=smollm2:max_draft=3"]
 SAMPLINGS = {"greedy": {}, "coupled": {"temperature": 0.8, "top_p": 0.95, "seed": 3}}
 QUESTIONS = [
@@ -90,7 +90,9 @@ def test_alone(engine, plain, drafter, sampling):
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("drafters", [[drafter] for drafter in DRAFTERS] + [DRAFTERS], ids="+".join)
+@pytest.mark.parametrize(
+    "drafters", [DRAFTERS, *(pytest.param([drafter], marks=pytest.mark.slow) for drafter in DRAFTERS)], ids="+".join
+)
 def test_shuffled_batch_with_arrivals_and_a_cancellation(engine, plain, drafters, sampling):
     params = SAMPLINGS[sampling]
     shuffle = random.Random(1)

@@ -5,12 +5,19 @@ import signal
 
 import pytest
 
+from draftsmith.bench.environment import Settling
 from tests.cli.terminal import Terminal
 from tests.cli.tiny import write_tiny
 
 # Started in the background by a shell, tests inherit that Ctrl-C is ignored, and so would every command they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def no_rest(monkeypatch):
+    """A benchmark does not wait for a machine at rest, which it never is while other tests run."""
+    monkeypatch.setattr(Settling, "_LIMIT", 0.0)
 
 
 @pytest.fixture(scope="session")

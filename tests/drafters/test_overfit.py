@@ -68,7 +68,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+VARIANTS = {"eagle3.1", "qwen", "mimo"}
+"""Of families that are tried every time."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name for name in CASES]
+)
 def test_fifty_texts_are_learned_by_heart(name, texts):
     method, changes, drafters = CASES[name]
     path = train(method, changes, texts)
