@@ -13,11 +13,10 @@ def pricing_of(seed, margin, explored):
     """A `Pricing` whose rows follow a staircase, after some steps."""
     dice = random.Random(seed)
     pricing = Pricing(margin)
-    cost = 1.0
     for _ in range(40):
         rows = dice.choice([rows for rows in KNOTS if rows <= explored])
         outcome = RequestOutcome(0, "d", rows - 1, rows - 1, 0, 1)
-        pricing.observe([outcome], StepSeconds(rows, 0.0, 1e-3 * (cost + 0.2 * (rows // 4)), 1e-4), 0.0)
+        pricing.observe([outcome], StepSeconds(rows, 0.0, 1e-3 * (1.0 + 0.2 * (rows // 4)), 1e-4), 0.0)
     return pricing
 
 

@@ -119,8 +119,8 @@ std::vector<Drafts> draft(RowDrafter& drafter, const std::vector<TrueRows>& grou
     std::vector<std::vector<std::int32_t>> drawn;
     for (const double top_p : {1.0, 0.9}) {
         const Draw draw{3, 1, 100, 1.4, 0, top_p, -std::numeric_limits<double>::infinity()};
-        drafter.plan_chain(drawn.empty() ? groups : again, depths, 0.0f, std::vector<std::optional<Draw>>(count, draw), tokens.data(),
-                           probs.data());
+        const std::vector<std::optional<Draw>> draws(count, draw);
+        drafter.plan_chain(drawn.empty() ? groups : again, depths, 0.0f, draws, tokens.data(), probs.data());
         work(drafter);
         drawn.push_back(tokens);
     }
