@@ -1,8 +1,8 @@
 """Exactness on a real model: SmolLM2-135M in fp32 on the reference backend.
 
 Every drafter, alone and beside the others in a shuffled batch of 8 with arrivals and a cancellation, gives the plain
-run's tokens (`make test-slow`: in batches of its own, too). PyTorch rounds a row differently beside other rows, so a difference is allowed where the
-(perturbed) top-2 gap is below 1e-4, and each such place is printed.
+run's tokens (`make test-slow`: in batches of its own, too). PyTorch rounds a row differently beside other rows, so a
+difference is allowed where the (perturbed) top-2 gap is below 1e-4, and each such place is printed.
 """
 
 import random
