@@ -20,7 +20,6 @@ Needs a quiet machine but for `overhead`; `draftsmith calibrate` first, or with 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import random
 import statistics
@@ -100,8 +99,7 @@ class Models:
         about = {**self.model.identity, "model": self._options.model}
         sweep = Sweep(repeats=self._options.repeats, seed=self._options.seed)
         table = measure_verify(self.model.backend, sweep, about, lambda done, total, words: None)
-        if self.costs is not None:
-            table = dataclasses.replace(table, draft=self.costs.draft)
+        table = table.filled_from(self.costs)
         write_costs(table, cost_file(self.model.identity))
         self.costs = table
         return table
@@ -196,7 +194,8 @@ def mixed(options: argparse.Namespace) -> dict[str, Any]:
             questions *= options.rounds
             random.Random(options.seed).shuffle(questions)
             if batch > 1:
-                questions.sort(key=lambda question: question.category)  # so that a block has a category
+                # So that a block has one category and one limit, as far as they fill it.
+                questions.sort(key=lambda question: (question.max_new_tokens, question.category))
             say(f"{drafter}, batch {batch}: {len(questions)} questions, {len(arms)} arms")
             run_blocks(arms, questions, batch, options.seed)
             found[f"{drafter}, batch {batch}"] = _mixed_result(arms)
@@ -208,12 +207,12 @@ def _mixed_result(arms: Sequence[Arm]) -> dict[str, Any]:
     best = max((name for name in rates if name.startswith("fixed")), key=rates.__getitem__)
     best = best if rates[best] > rates["plain"] else "plain"
     auto = next(arm for arm in arms if arm.name == "auto")
-    categories = sorted({block.categories[0] for block in auto.blocks})
+    categories = sorted({block.label for block in auto.blocks})
     by_category = {}
     for category in categories:
 
         def keep(block: Block, category: str = category) -> bool:
-            return block.categories[0] == category
+            return block.label == category
 
         by_category[category] = over(auto, arms[0], keep)
     result = {
@@ -291,8 +290,8 @@ def rows(options: argparse.Namespace) -> dict[str, Any]:
         verify_all = arms[1]
         found[drafter] = {}
         for arm in arms:
-            steps = [step for block in arm.blocks for step in block.log.steps if step.rows <= 8 * 17]
-            per_step = sum(step.rows for step in steps) / max(sum(step.requests for step in steps), 1)
+            parts = arm.parts()
+            per_step = parts["rows"] / max(parts["requests"], 1)
             found[drafter][arm.name] = {
                 "rows_per_request_step": per_step,
                 "rate": arm.rate(),

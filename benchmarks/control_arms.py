@@ -47,6 +47,11 @@ class Block:
     ids: list[tuple[int, ...]]
     log: EventLog = field(repr=False)
 
+    @property
+    def label(self) -> str:
+        """Its categories: a block of a large batch may hold two."""
+        return " + ".join(sorted(set(self.categories)))
+
 
 @dataclass
 class Arm:
@@ -64,13 +69,14 @@ class Arm:
 
     def parts(self) -> dict[str, float]:
         """Where the seconds of steps without prompt rows went, and what those steps did."""
-        total = dict.fromkeys(("steps", "rows", "tokens", "draft", "verify", "sample", "other"), 0.0)
+        total = dict.fromkeys(("steps", "requests", "rows", "tokens", "draft", "verify", "sample", "other"), 0.0)
         for block in self.blocks:
             prompts = {record.step for record in block.log.requests if record.prompt}
             total["tokens"] += sum(record.emitted for record in block.log.requests if record.step not in prompts)
             for step in block.log.steps:
                 if step.step not in prompts:
                     total["steps"] += 1
+                    total["requests"] += step.requests
                     total["rows"] += step.rows
                     total["draft"] += step.draft_seconds
                     total["verify"] += step.verify_seconds

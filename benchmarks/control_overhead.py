@@ -14,27 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from draftsmith.control.base import Controller, RequestOutcome, RequestSignal, StepSeconds
+from draftsmith.control.base import RequestOutcome, RequestSignal, StepSeconds
+from draftsmith.control.choice import make_controller
 from draftsmith.core.tree import chain
 from draftsmith.core.types import Proposal
-from draftsmith.registry import CONTROLLERS, load_class, parse_selection, read_options
 
 BATCHES = (1, 2, 4, 8, 16)
 LENGTH = 8
 CONTEXT = 300
 
 
-def make(text: str) -> Controller:
-    """The controller a selection names."""
-    selection = parse_selection(text, CONTROLLERS, "controller")
-    controller_class = load_class(selection)
-    assert issubclass(controller_class, Controller)
-    return controller_class.create(read_options(controller_class.Options, selection.options, text))
-
-
 def overhead(text: str, batch: int, probability: float, num_steps: int, level: float) -> float:
     """Median microseconds of a step's three calls. `level`: seconds of a draft pass (0: retrieval)."""
-    rng, controller, spent = random.Random(0), make(text), []
+    rng, controller, spent = random.Random(0), make_controller(text), []
     for step in range(num_steps):
         signals = [RequestSignal(number, "d", 64, CONTEXT + step, 200) for number in range(batch)]
         began = time.perf_counter()

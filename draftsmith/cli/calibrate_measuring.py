@@ -1,7 +1,7 @@
 """The measuring part of `draftsmith calibrate`: the target's forwards, the engine's own work, each drafter.
 
-Called by the command. Invariants: what is measured is kept at once, together with how busy the machine was meanwhile;
-prompts fit whatever context the model has.
+Called by the command. Invariants: what is measured is kept at once, together with how busy the machine was meanwhile,
+and what was kept before stays until it is measured again; prompts fit whatever context the model has.
 """
 
 from __future__ import annotations
@@ -36,17 +36,22 @@ class Measuring:
         self._path = path
         self._others = MachineLoad()
         self._table: CostTable | None = None
+        self._earlier: CostTable | None = None
+        self._names: dict[str, str] = {}  # what engines call the drafters asked for
 
     def run(self) -> CostTable:
         """Measure everything that was asked for. Raises `UserError`s."""
         from draftsmith.bench.environment import MachineLoad
         from draftsmith.cli.loading import loading_notice
         from draftsmith.cli.progress import Bar
+        from draftsmith.engine.cost_store import read_costs
 
         with loading_notice(f"loading {self._options.model} ..."):
             model = self._load(self._options.model)
             for drafter in self._options.drafter:
-                self._engine(model, drafter, 1)  # one that cannot be made is told of now, not after minutes
+                # One that cannot be made is told of now, not after minutes.
+                self._names[drafter] = self._engine(model, drafter, 1).drafter_name
+        self._earlier = read_costs(model.identity)
         self._others = MachineLoad()
         with Bar(0, 1) as bar:
             table = self._keep(self._forwards(model, bar))
@@ -54,7 +59,7 @@ class Measuring:
             for place, drafter in enumerate(self._options.drafter):
                 bar.tell(place, len(self._options.drafter), f"drafter {drafter}")
                 table = self._keep(self._with_drafter(table, drafter, model))
-        return table
+        return table.filled_from(self._earlier)
 
     @property
     def left(self) -> str:
@@ -80,7 +85,7 @@ class Measuring:
 
         table = dataclasses.replace(table, about={**table.about, OTHER_CORES: self._others.others()})
         with interrupts_held():
-            write_costs(table, self._path)
+            write_costs(table.filled_from(self._earlier), self._path)
             self._table = table
         return table
 
@@ -98,7 +103,7 @@ class Measuring:
             "measured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "repeats": repeats,
             "versions": versions(),
-            ASKED: list(self._options.drafter),
+            ASKED: list(self._names.values()),
         }
         return measure_verify(model.backend, Sweep(contexts=contexts, repeats=repeats), about, bar.tell)
 
@@ -140,7 +145,7 @@ class Measuring:
                 engine.generate(prompts[start : start + batch], max_new_tokens=num_tokens, ignore_eos=True)
             records += controller.records
         cost = fit_draft(records)
-        return table if cost is None else table.with_draft(drafter, cost)
+        return table if cost is None else table.with_draft(self._names[drafter], cost)
 
 
 def _prompts(model: LoadedModel) -> tuple[list[list[int]], int]:

@@ -223,11 +223,14 @@ def _conclude(figures: Mapping[str, Any], job: Job, trainer: Trainer, model: Loa
     if settings.live_texts:
         from draftsmith.cli.live_check import live_check
 
-        live = live_check(job, trainer, model, _loader(settings))
-        note(
-            f"live: {live['engine']:.3f} tokens per step through the engine, {live['replayed']:.3f} replayed on the "
-            f"same answers ({100 * live['difference']:+.1f} %)"
-        )
+        try:
+            live = live_check(job, trainer, model, _loader(settings))
+            note(
+                f"live: {live['engine']:.3f} tokens per step through the engine, {live['replayed']:.3f} replayed on "
+                f"the same answers ({100 * live['difference']:+.1f} %)"
+            )
+        except DraftsmithError as error:  # the drafter is written, and what is known of it is told all the same
+            note(f"no live check: {error}")
     if as_json:
         print(json.dumps({"output": str(settings.output), "steps": trainer.progress.step, **figures, "live": live}))
         return

@@ -135,7 +135,7 @@ class Exp3(Policy):
     def reward(self, arm: int, tokens: float, seconds: float) -> None:
         rate = tokens / max(seconds, 1e-12)
         self._best = max(self._memory * self._best, rate)
-        share = rate / self._best
+        share = rate / self._best if self._best else 0.0  # a step of cancelled requests brings nothing
         chance = self.chances()[arm]
         self._weights[arm] *= math.exp(self._share * share / (chance * len(self._weights)))
         top = max(self._weights)

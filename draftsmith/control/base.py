@@ -81,7 +81,10 @@ class Controller(ABC):
 
     @abstractmethod
     def budget(self, signals: Sequence[RequestSignal]) -> list[int]:
-        """Nodes each request may draft, 0 <= budget <= max_draft; a `Budget` asks for a shape too."""
+        """Nodes each request may draft, 0 <= budget <= max_draft; a `Budget` asks for a shape too.
+
+        Called for every step, with no signals where nobody can draft: what was kept for `observe` is of this step.
+        """
 
     def keep_drafting(self, confidence: float) -> bool:
         """Asked by drafters before each further token; `confidence` is judged before that token is drawn.

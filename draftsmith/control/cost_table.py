@@ -12,6 +12,7 @@ import statistics
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -84,13 +85,25 @@ class CostTable:
 
     def verify_seconds(self, rows: int, context: float, requests: int = 1) -> float:
         """Seconds of a forward of `rows` rows of `requests` sequences behind `context` rows each (their mean)."""
-        low, share = _place(self.contexts, context)
+        first, last = self.contexts[0], self.contexts[-1]
+        low, share = _place(self.contexts, min(max(context, first), last))
         place, along = _place(self.rows, rows)
         here = _between(self.verify[low], place, along)
         if len(self.contexts) > 1:
             here += share * (_between(self.verify[low + 1], place, along) - here)
-        floor = 0.5 * self.verify[0][0]  # extrapolated beyond the table, never to nothing
-        return max(here, floor) + (requests - 1) * ((self.request or 0.0) + (self.request_context or 0.0) * context)
+        here *= 1.0 + self._growth * max(context - last, 0.0)
+        return here + (requests - 1) * ((self.request or 0.0) + (self.request_context or 0.0) * context)
+
+    @cached_property
+    def _growth(self) -> float:
+        """Share by which a row of context beyond the last knot makes forwards longer.
+
+        One for all row counts: each one's own last two medians would let forwards of more rows look shorter.
+        """
+        if len(self.contexts) < 2:
+            return 0.0
+        before, last = sum(self.verify[-2]), sum(self.verify[-1])
+        return max(1.0 - before / last, 0.0) / (self.contexts[-1] - self.contexts[-2])
 
     def step_seconds(
         self, rows: int, context: float, requests: int = 1, *, drafter: str | None = None, passes: int = 0
@@ -125,6 +138,14 @@ class CostTable:
         """The table with one drafter's cost in it."""
         return dataclasses.replace(self, draft={**self.draft, drafter: cost})
 
+    def filled_from(self, earlier: CostTable | None) -> CostTable:
+        """The table with what it lacks taken from one that was measured earlier for the same model and machine."""
+        if earlier is None:
+            return self
+        names = ("request", "request_context", "own_step", "own_request", "own_row")
+        lacking = {name: getattr(earlier, name) for name in names if getattr(self, name) is None}
+        return dataclasses.replace(self, draft={**earlier.draft, **self.draft}, **lacking)
+
     def as_json(self) -> dict[str, Any]:
         """What `from_json` reads."""
         return {"draftsmith_costs": FORMAT, **dataclasses.asdict(self)}
@@ -147,7 +168,7 @@ class CostTable:
                 for name, cost in values["draft"].items()
             }
             return CostTable(**values)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise DataError(f"{where} is a damaged cost table ({error}); run draftsmith calibrate again") from error
 
 

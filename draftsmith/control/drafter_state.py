@@ -37,11 +37,14 @@ class DrafterState:
     """
 
     __slots__ = (
-        "_plans", "_plans_left", "asks", "calibration", "cost", "draws", "ranks", "traits", "tree_cost", "worth",
+        "_max_nodes", "_plans", "_plans_left", "asks", "calibration", "cost", "draws", "ranks", "traits", "tree_cost",
+        "worth",
     )  # fmt: skip
 
-    def __init__(self, traits: DraftTraits, measured: DraftSeconds | None) -> None:
+    def __init__(self, traits: DraftTraits, measured: DraftSeconds | None, max_nodes: int) -> None:
+        """`max_nodes`: of any tree."""
         self.traits = traits
+        self._max_nodes = max_nodes
         self.calibration = Calibration(traits.rank_accuracies)
         self.ranks = RankAcceptance(traits.rank_accuracies)
         self.cost = DraftCost()
@@ -68,10 +71,10 @@ class DrafterState:
             self._plans_left = _PLAN_STEPS
         class_of = round(4.0 * odds.factor) if odds.factor < 2.0 else round(odds.factor) + 6
         plan = self._plans.get(class_of)
-        if plan is None or len(plan) < min(most, 4):
+        if plan is None:
             depths = min(self.traits.max_depth or _PLAN_DEPTHS, _PLAN_DEPTHS)
             table = self.ranks.table(self.calibration, odds.factor, depths)
-            plan = self._plans[class_of] = best_nodes(table, most, MIN_REACH)
+            plan = self._plans[class_of] = best_nodes(table, self._max_nodes, MIN_REACH)
         return plan[:most]
 
     def cost_of(self, is_tree: bool) -> DraftCost:

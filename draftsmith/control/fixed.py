@@ -19,7 +19,7 @@ class FixedOptions:
     """Options of the fixed length.
 
     `num_draft`: nodes to draft per request and step, 0 to 511; fewer where the drafter's own `max_draft` is lower, the
-    answer has fewer tokens left, or requests served at once share a step's rows.
+    answer has fewer tokens left, or `max_batch` requests share a step's rows.
     """
 
     num_draft: int = 8

@@ -85,7 +85,6 @@ class _Stop:
     least: float
     reach: float = 1.0
     depth: int = 0
-    num_stops: int = 0
 
 
 @final
@@ -134,14 +133,14 @@ class GoodputController(Controller):
         self._limits = self._promised(signals)
         self._stop = None
         self._is_tree = False
+        for _, request in self._asked:  # of a step that was not reported: its proposals met other tokens
+            request.proposal, request.probing = None, False
         budgets: list[int] = []
         requests: list[RequestState] = []
         dear: dict[int, list[int]] = {}
         for index, signal in enumerate(signals):
             request = self._requests.get(signal.sequence_id) or self._new_request(signal)
             requests.append(request)
-            request.proposal = None
-            request.probing = False
             request.pending = signal.pending
             request.may_start = True
             budgets.append(min(signal.max_draft, most))
@@ -173,7 +172,7 @@ class GoodputController(Controller):
         drafter = self._drafters.get(signal.drafter)
         if drafter is None:
             measured = self._costs.draft.get(signal.drafter) if self._costs is not None else None
-            drafter = self._drafters[signal.drafter] = DrafterState(signal.traits, measured)
+            drafter = self._drafters[signal.drafter] = DrafterState(signal.traits, measured, self._options.max_draft)
         request = self._requests[signal.sequence_id] = RequestState(drafter, self._options.probe_min)
         return request
 
@@ -293,7 +292,7 @@ class GoodputController(Controller):
     def _stop_for(self, request: RequestState, count: int) -> _Stop:
         pricing, rows = self._pricing, self._pricing.rows
         added = (rows.seconds(1 + count) - rows.seconds(1)) / count + request.drafter.cost.level
-        return _Stop(request, min(pricing.rate(1) * added, 0.9), num_stops=self._num_stops)
+        return _Stop(request, min(pricing.rate(1) * added, 0.9))
 
     # -- while drafting ---------------------------------------------------------------------------
 
@@ -374,9 +373,10 @@ class GoodputController(Controller):
         if request.proposal is not None and not outcome.tokens and outcome.num_emitted:
             self._sees_tokens = False
         was_right = request.judge(outcome)
+        probing, request.probing = request.probing, False
         if was_right:
             request.barren = request.rest = 0
-        if request.probing:
+        if probing:
             # Something is there again: look once more at the next step instead of after the usual distance, but not
             # for ever, since what is often right need not be worth its row.
             request.encores = request.encores + 1 if was_right and request.encores < _ENCORES else 0

@@ -131,7 +131,8 @@ class HeuristicController(Controller):
                 self._trials.extend([(item.confidence, item.accepted) for item in trials_of(proposal, outcome)])
         self._steps += 1
         if self._options.online and self._steps % _TUNE_EVERY == 0 and len(self._trials) >= _LEAST_TRIALS:
-            self.threshold = best_threshold(list(self._trials)) or self.threshold
+            found = best_threshold(list(self._trials))
+            self.threshold = self.threshold if found is None else found
 
     def forget(self, sequence_id: int) -> None:
         """Drop a request's length."""

@@ -107,16 +107,16 @@ class PrefixSchedulerController(Controller):
         """Everybody drafts, unless nothing was admitted for long."""
         num_requests = self._num_requests = len(signals)
         self._drafts.clear()
+        self._asked = []
         self._depth = 0
         if not num_requests:
             return []
         contexts = sum([signal.context_len for signal in signals])
         self._pricing.rows.set_context(contexts / num_requests, num_requests)
-        self._asked = [signal.sequence_id for signal in signals]
         if self._rest > 0 or self._pricing.plain_seconds(num_requests) <= 0.0:
             self._rest = max(self._rest - 1, 0)
-            self._asked = []
             return [0] * num_requests
+        self._asked = [signal.sequence_id for signal in signals]
         return [min(self._options.max_draft, signal.max_draft) for signal in signals]
 
     def select(self, proposals: Sequence[Proposal]) -> Sequence[Proposal]:

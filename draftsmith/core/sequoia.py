@@ -1,9 +1,10 @@
 """Sequoia's static trees (2402.12374): the best tree of a size and depth, and the size and depth that pay best.
 
-Called by controllers, the advisor and `draftsmith calibrate`. The dynamic programme is exact for positional acceptance:
-`acceptance[depth][rank]` is the probability that the child of that rank is the one accepted, given that its parent
-was, whatever the parent (the last row serves all deeper levels). Invariant: the value of a tree is what
-`theory.expected_tree_tokens` says of its parents, the root's own 1 included.
+For planning away from a running engine, and what `core.tree_shapes` is held to: taking the worthiest node again and
+again, as controllers do while serving, gives the same trees wherever chances fall with the rank. The dynamic programme
+is exact for positional acceptance: `acceptance[depth][rank]` is the probability that the child of that rank is the one
+accepted, given that its parent was, whatever the parent (the last row serves all deeper levels). Invariant: the value
+of a tree is what `theory.expected_tree_tokens` says of its parents, the root's own 1 included.
 
 Shape letters: M nodes (root included), R ranks.
 """

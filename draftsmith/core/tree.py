@@ -1,6 +1,6 @@
-"""Pure functions of trees: everything that follows from `parents`, and the shapes of static trees.
+"""Pure functions of trees: everything that follows from `parents`, and the parents of static trees.
 
-Called by drafters (building), the engine and backends (masks, compaction) and verification. A tree is a
+Called by drafters (building), the engine, backends (masks) and verification. A tree is a
 pair of tuples (`core.types.Tree`); node 0 is the root, parents come before children, siblings stand in
 draw order. Nothing here looks at logits, and nothing reorders or deletes a sampled sibling.
 
@@ -10,7 +10,7 @@ Shape letters: T tree nodes (root included).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -67,12 +67,6 @@ def expanded(parents: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(set(parents[1:])))
 
 
-def leaves(parents: Sequence[int]) -> tuple[int, ...]:
-    """The nodes without children, ascending."""
-    inner = set(parents)
-    return tuple(node for node in range(len(parents)) if node not in inner)
-
-
 def path_to(parents: Sequence[int], node: int) -> tuple[int, ...]:
     """The nodes from the root (left out) down to `node` (included)."""
     path = []
@@ -85,11 +79,6 @@ def path_to(parents: Sequence[int], node: int) -> tuple[int, ...]:
 def path_tokens(tree: Tree, node: int) -> tuple[int, ...]:
     """The drafted tokens from the root (left out) down to `node` (included)."""
     return tuple(tree.tokens[step] for step in path_to(tree.parents, node))
-
-
-def retrieve(parents: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Per leaf, the nodes from the root (included) down to it."""
-    return tuple((0, *path_to(parents, leaf)) for leaf in leaves(parents))
 
 
 def ancestor_mask(parents: Sequence[int]) -> torch.Tensor:
@@ -107,39 +96,14 @@ def ancestor_mask(parents: Sequence[int]) -> torch.Tensor:
     return torch.from_numpy(mask_TT.view(np.bool_))
 
 
-def compaction(path: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Moves (from row, to row) that make the root and an accepted path consecutive, rows 0 to len(path).
-
-    Rows count from the root's. `path` leaves the root out and ascends, so a move never overwrites a row
-    that a later one reads; rows already in place are left out.
-    """
-    return tuple((row, place) for place, row in enumerate(path, 1) if row != place)
-
-
-@dataclass(frozen=True, slots=True)
-class StaticShape:
-    """The shape of a tree drafted the same way every step.
-
-    `ranks[node]`: which of its parent's candidates the node carries, 0 for the best (the root: 0).
-    """
-
-    parents: tuple[int, ...]
-    ranks: tuple[int, ...]
-
-    def fill(self, tokens: Sequence[int]) -> Tree:
-        """The tree of this shape that carries `tokens` (root first)."""
-        assert len(tokens) == len(self.parents), f"{len(tokens)} tokens for {len(self.parents)} nodes"
-        return Tree(tuple(tokens), self.parents)
-
-
-def shape_from_rank_paths(paths: Sequence[Sequence[int]]) -> StaticShape:
-    """The shape of a Medusa-style list: path (i, j, ...) is candidate j below candidate i below the root.
+def parents_of(paths: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The parents of a Medusa-style list of nodes: path (i, j, ...) is candidate j below candidate i below the root.
 
     Nodes are numbered by (length, ranks), as published trees are. Raises `OptionError` for an empty,
     repeated or negative path and for one whose parent is not in the list.
     """
     node_of: dict[tuple[int, ...], int] = {(): 0}
-    parents, ranks = [-1], [0]
+    parents = [-1]
     for path in sorted((tuple(path) for path in paths), key=lambda path: (len(path), path)):
         if path in node_of:
             raise OptionError(f"tree path {path} is empty or given twice; list each node once, without the root")
@@ -147,27 +111,7 @@ def shape_from_rank_paths(paths: Sequence[Sequence[int]]) -> StaticShape:
             raise OptionError(f"tree path {path} needs ranks of at least 0 and its parent {path[:-1]} in the list")
         node_of[path] = len(parents)
         parents.append(node_of[path[:-1]])
-        ranks.append(path[-1])
-    return StaticShape(tuple(parents), tuple(ranks))
-
-
-def shape_from_levels(num_children: Sequence[int]) -> StaticShape:
-    """The shape in which every node of depth d has `num_children[d]` children, e.g. [2, 2]: 1 + 2 + 4 nodes.
-
-    Raises `OptionError` for a level without children.
-    """
-    parents, ranks, level = [-1], [0], [0]
-    for count in num_children:
-        if count < 1:
-            raise OptionError(f"a tree level has {count} children per node; allowed: at least 1")
-        below = []
-        for parent in level:
-            for rank in range(count):
-                below.append(len(parents))
-                parents.append(parent)
-                ranks.append(rank)
-        level = below
-    return StaticShape(tuple(parents), tuple(ranks))
+    return tuple(parents)
 
 
 def cut(proposal: Proposal, max_drafted: int) -> Proposal:

@@ -35,8 +35,10 @@ class HybridOptions:
     threshold: float | None = None
 
     def __post_init__(self) -> None:
-        if self.other.split("+")[0] in ("hybrid", "suffix", "none"):
-            raise OptionError(f"hybrid: other is {self.other!r}; choose a drafter other than none, suffix and hybrid")
+        if self.other.split("+")[0] in ("hybrid", "suffix", "auto", "none"):
+            raise OptionError(
+                f"hybrid: other is {self.other!r}; choose a drafter other than none, suffix (auto) and hybrid"
+            )
         if self.threshold is not None and not self.threshold >= 0:
             raise OptionError(f"hybrid: threshold is {self.threshold}; it must be at least 0")
 

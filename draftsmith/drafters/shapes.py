@@ -1,7 +1,7 @@
 """Which tree a drafter fills for a budget: its option's, or the one the controller asks for.
 
 Used by every drafter that can draft any shape (draft models, heads, recurrent drafters); shapes themselves come from
-`core.tree_shapes` and `core.sequoia`. Invariant: a shape is known before anything is drawn, and holds no more nodes
+`core.tree_shapes`. Invariant: a shape is known before anything is drawn, and holds no more nodes
 than its budget.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias, final
 
-from draftsmith.core.tree import children, shape_from_rank_paths
+from draftsmith.core.tree import children, parents_of
 from draftsmith.core.tree_shapes import RankPath, level_paths
 from draftsmith.core.types import Budget
 from draftsmith.errors import OptionError
@@ -63,7 +63,7 @@ class Shapes:
                 self._known.clear()
             deep = self._max_depth
             fitting = paths if deep is None else [path for path in paths if len(path) <= deep]
-            known = self._known[paths] = children(shape_from_rank_paths(fitting).parents)
+            known = self._known[paths] = children(parents_of(fitting))
         return known
 
 

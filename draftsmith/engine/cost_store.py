@@ -60,14 +60,17 @@ def read_costs(identity: Mapping[str, Any]) -> CostTable | None:
         return None
     try:
         path = cost_file(identity)
-        text = path.read_text(encoding="utf-8")
-    except (OSError, OptionError):  # not there, or no directory to look in
+    except OptionError:  # no directory to look in
         return None
     try:
-        return CostTable.from_json(json.loads(text), str(path))
-    except (DataError, json.JSONDecodeError, RecursionError) as error:
-        logger.warning("costs are not used: %s", error if isinstance(error, DataError) else f"{path} is damaged")
+        return CostTable.from_json(json.loads(path.read_text(encoding="utf-8")), str(path))
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        logger.warning("costs are not used: %s cannot be read (%s)", path, error.strerror or error)
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or no table
+        logger.warning("costs are not used: %s", error if isinstance(error, DataError) else f"{path} is damaged")
+    return None
 
 
 def write_costs(table: CostTable, path: Path) -> None:

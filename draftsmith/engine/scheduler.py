@@ -200,10 +200,9 @@ class Scheduler:
                         sequence.params.latency_target,
                     )
                 )
-        if signals:
-            for slot, signal, budget in zip(drafting, signals, self._controller.budget(signals), strict=True):
-                assert 0 <= budget <= signal.max_draft, "a controller exceeded max_draft"
-                slot.budget = budget
+        for slot, signal, budget in zip(drafting, signals, self._controller.budget(signals), strict=True):
+            assert 0 <= budget <= signal.max_draft, "a controller exceeded max_draft"
+            slot.budget = budget
 
     def _plan_chunk(self, plan: list[Slot], sequence: Sequence, size: int) -> int:
         # The oldest must get on, or sequences that all read prompts could wait for each other for ever.

@@ -28,14 +28,14 @@ _WEIGHT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """Bytes, seconds and counts of a run. `seconds` excludes validations; `cache_seconds` is filling the cache once;
-    `tried`: steps that times come from.
+    `tried`: steps that times come from. `steps` is None where seconds alone end the run.
     """
 
     parameters: int
     texts: int
     text_tokens: int
     left_out: int
-    steps: int
+    steps: int | None
     trained_tokens: int
     drafter_bytes: int
     state_bytes: int
@@ -51,11 +51,11 @@ class Plan:
 
     def lines(self) -> list[tuple[str, str]]:
         """What to print."""
-        timed = self.steps < 1 << 40
+        steps = "as many as the time allows: about" if self.steps is None else f"{self.steps:,} over"
         found = [
             ("trained parameters", f"{self.parameters:,}"),
             ("texts", f"{self.texts:,} with {self.text_tokens:,} tokens; {self.left_out:,} left out"),
-            ("steps", f"{self.steps:,} over {self.trained_tokens:,} tokens" if timed else "as many as the time allows"),
+            ("steps", f"{steps} {self.trained_tokens:,} tokens"),
             ("disk", f"drafter {_size(self.drafter_bytes)}, state {_size(self.state_bytes)}, "
                      f"cache {_size(self.cache_bytes)}"),
             ("memory", f"{_size(self.memory_bytes)} at the peak of {self.tried} trial steps"),
@@ -84,23 +84,28 @@ def make_plan(job: Job) -> Plan:
     parameters = sum(parameter.numel() for parameter in module.parameters())
     num_tokens = sum(int(job.corpus.lengths[index]) for index in job.kept)
     per_batch = num_tokens / max(1, job.order.num_batches(1))
-    steps = job.num_steps
-    trained = int(min(steps * settings.accumulate * per_batch, num_tokens * (settings.num_passes or 1 << 30)))
     training_rate, feature_rate = tokens / training, tokens / scoring
     cached = settings.cache is not None
     # Texts that the drafter writes itself are scored when they are there, cache or not.
-    scored = trained * (settings.on_policy if cached else 1)
-    written, writing_rate = _written(job, trained)
-    seconds = trained / training_rate + scored / feature_rate + (written / writing_rate if written else 0.0)
+    scored = settings.on_policy if cached else 1.0
+    written, writing_rate = _writing(job)
+    each = 1 / training_rate + scored / feature_rate + written / writing_rate
+    limits = []
+    if settings.steps is not None:
+        limits.append(settings.steps * settings.accumulate * per_batch)
+    if settings.num_passes is not None:
+        limits.append(num_tokens * settings.num_passes)
+    has_steps = bool(limits)
     if settings.max_seconds is not None:
-        seconds = min(seconds, settings.max_seconds)
+        limits.append(settings.max_seconds / each)
+    trained = int(min(limits))
     row_bytes = 2 * job.target.backend.spec.width * len(module.needs | {"last_hidden"}) + 8
     return Plan(
         parameters=parameters,
         texts=len(job.kept),
         text_tokens=num_tokens,
         left_out=len(job.corpus) - len(job.kept),
-        steps=steps,
+        steps=job.num_steps if has_steps else None,
         trained_tokens=trained,
         drafter_bytes=_written_weights(job) * _WEIGHT_BYTES[settings.dtype],
         # The new state stands beside the old one while it is written.
@@ -109,9 +114,9 @@ def make_plan(job: Job) -> Plan:
         memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + 8 * parameters,
         tokens_per_second=training_rate,
         feature_tokens_per_second=feature_rate,
-        seconds=seconds,
+        seconds=trained * each,
         cache_seconds=num_tokens / feature_rate if cached else 0.0,
-        written_tokens=written,
+        written_tokens=int(trained * written),
         writing_tokens_per_second=writing_rate,
         tried=tried,
     )
@@ -126,11 +131,11 @@ def _written_weights(job: Job) -> int:
     return sum(size for part, size in own if not part) + job.target.backend.spec.num_parameters
 
 
-def _written(job: Job, trained: int) -> tuple[int, float]:
-    """Tokens that the drafter will write itself of `trained` ones, and how many it writes a second."""
+def _writing(job: Job) -> tuple[float, float]:
+    """Tokens that the drafter will write itself per token trained, and how many it writes a second."""
     settings = job.settings
     if not settings.on_policy:
-        return 0, 0.0
+        return 0.0, 1.0
     numbers = [number for number in range(1 << 12) if is_rewritten(number, settings.on_policy)][:_TRIAL_BATCHES]
     source = OnPolicyFeatures(job.online, settings, job.module, job.order, job.scorer, job.target.eos_ids, Processes())
     began = time.perf_counter()
@@ -139,7 +144,7 @@ def _written(job: Job, trained: int) -> tuple[int, float]:
     answers = sum(int(text.answer.sum()) for batch in texts.values() for text in batch)
     whole = sum(int(job.corpus.answer(index).sum()) for index in job.kept)
     per_token = whole / max(1, sum(int(job.corpus.lengths[index]) for index in job.kept))
-    return int(trained * settings.on_policy * per_token), max(1, answers) / seconds
+    return settings.on_policy * per_token, max(1, answers) / seconds
 
 
 def _trial(job: Job) -> tuple[float, float, int, int]:

@@ -202,10 +202,10 @@ class _Writing:
 
     def _answer(self) -> _Answering:
         request = self._request(self._messages, self._options.max_new_tokens, self._temperature)
-        self._seed = request.seed
         reply = self._checked((yield request))
         if not reply.text.strip():
             raise _Unusable("empty answer")
+        self._seed = request.seed
         self._messages.append({"role": "assistant", "content": reply.text})
         self._answer_tokens += reply.num_tokens
         return reply

@@ -173,7 +173,10 @@ class TextStore:
         if not check_place(self.path, made_by, settings):
             whole = {"draftsmith_texts": FORMAT, "made_by": made_by, "settings": settings}
             part = self.path / _PART
-            part.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            with part.open("w", encoding="utf-8") as file:
+                file.write(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+                file.flush()
+                os.fsync(file.fileno())  # a name without what it holds would make the directory nobody's
             os.replace(part, self.path / ABOUT)
 
     def _mend(self) -> int:

@@ -118,13 +118,14 @@ class Trainer:
         Raises `DraftsmithError` when loss, weights or drafts are not finite or a state cannot be written.
         """
         while not self._together.any_of(self.finished):
+            before = self._done
             report = self.step(listener.stop)
             if report is None:
                 self.save(listener)
                 return False
             if self._together.is_first:
                 listener.on_step(report, self.progress, self.num_steps)
-            if self._validation is not None and self._validation_is_due():
+            if self._validation is not None and self._validation_is_due(before):
                 self.validate(listener)
             self._since_save += report.seconds
             if self._together.any_of(self._since_save >= self.settings.save_every):
@@ -290,9 +291,16 @@ class Trainer:
             done = max(done, self.progress.seconds / self.settings.max_seconds)
         return min(done, 1.0)
 
-    def _validation_is_due(self) -> bool:
-        every = self.settings.validate_every or max(1, math.ceil(self.num_steps / 10))
+    def _validation_is_due(self, before: float) -> bool:
+        """`before`: share of the run that was done before the last step. Seconds are the same in every process."""
+        every = self.settings.validate_every
+        if every is None:
+            return math.floor(_VALIDATIONS * self._done) > math.floor(_VALIDATIONS * before)
         return self.progress.step % every == 0
+
+
+_VALIDATIONS = 10
+"""Of a run that does not say how often."""
 
 
 _TIMED_WARMUP = 20

@@ -154,6 +154,26 @@ def test_an_interrupt_keeps_what_is_done_and_says_what_is_not(tiny, monkeypatch,
     assert "the engine's own work: -\n" in shown and "not measured: the engine's own work, drafter ngram" in shown
 
 
+def test_measuring_again_keeps_what_is_not_measured_again(tiny, monkeypatch, capsys):
+    """Regression: calibrating for a second drafter, or an interrupt, lost what was known of the first one."""
+    assert run("calibrate", "-m", tiny, *QUICK, "-d", "ngram") == 0
+    first = read_costs(model_identity(str(tiny), threads=1))
+    # `auto` is a name of another drafter, and engines look that one up.
+    assert run("calibrate", "-m", tiny, *QUICK, "-d", "auto") == 0
+    both = read_costs(model_identity(str(tiny), threads=1))
+    assert set(both.draft) == {"ngram", "suffix"} and both.draft["ngram"] == first.draft["ngram"]
+    assert "not measured" not in capsys.readouterr().out
+
+    def interrupted(log):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(calibration, "fit_own", interrupted)
+    assert run("calibrate", "-m", tiny, *QUICK, "-d", "suffix") == 130
+    assert "not measured: the engine's own work, drafter suffix" in capsys.readouterr().err
+    after = read_costs(model_identity(str(tiny), threads=1))
+    assert after.draft == both.draft and after.own_step == both.own_step and after.verify != both.verify
+
+
 def test_an_interrupt_before_anything_is_measured(tiny, monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt

@@ -139,6 +139,20 @@ def test_a_plan_of_slow_steps_times_one_of_them(words, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out)["tried"] == 1
 
 
+def test_a_plan_of_a_run_that_only_seconds_end(words, capsys):
+    """Regression: it promised 2 ** 40 steps."""
+    words = list(words)
+    at = words.index("--steps")
+    timed = [*words[:at], *words[at + 2 :], "--max-seconds", "50"]
+    assert run(*timed, "--plan", "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["steps"] is None and plan["seconds"] == pytest.approx(50, rel=0.01)
+    both = 1 / plan["tokens_per_second"] + 1 / plan["feature_tokens_per_second"]
+    assert plan["trained_tokens"] == pytest.approx(50 / both, rel=0.01)
+    assert run(*timed, "--plan") == 0
+    assert "as many as the time allows: about" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("option", ["--output", "--cache"])
 def test_a_plan_for_a_place_that_cannot_be(words, tmp_path, complaint, option):
     (tmp_path / "file").touch()
@@ -150,6 +164,25 @@ def test_a_live_check_on_training_texts_is_told(words, tiny, tmp_path, capsys):
     write_texts(tmp_path / "alone", tiny, 6, 0)
     assert run(*words, "--data", tmp_path / "alone", "--plan", "--live-texts", "2") == 0
     assert "--live-texts takes prompts that it was trained on" in capsys.readouterr().err
+
+
+def test_a_live_check_that_finds_nothing_to_compare_fails_no_training(words, tiny, tmp_path, capsys):
+    """Regression: the drafter was written, and the command ended with an error and no summary."""
+    loaded = load_model(str(tiny), backend="reference")
+    target = CorpusTarget(
+        name="tiny", vocab_size=loaded.backend.spec.vocab_size, tokenizer=vocabulary_digest(loaded.tokenizer)
+    )
+    for name in ("all", "all/validation"):
+        (tmp_path / name).mkdir()
+        writer = CorpusWriter(tmp_path / name, target)
+        for start in range(6):
+            tokens = [TOKENS.index(ALPHABET[(start + place) % len(ALPHABET)]) for place in range(20)]
+            writer.add(tokens, [True] * 20)  # answers to nothing
+        writer.finish()
+    assert run(*words, "--data", tmp_path / "all", "--live-texts", "2", "--json") == 0
+    captured = capsys.readouterr()
+    assert "no live check: " in captured.err and json.loads(captured.out)["live"] == {}
+    assert (tmp_path / "out" / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from draftsmith.control import drafter_state, heuristic, prefix_scheduler
 from draftsmith.control.base import RequestOutcome, RequestSignal, StepSeconds
 from draftsmith.core.tree import chain, validate
 from draftsmith.core.types import Law, Proposal, ProposalKind, Tree
@@ -116,6 +117,58 @@ def test_the_contract_under_random_traffic(text, seed):
             assert after.confidence is None or len(after.confidence) == after.tree.num_nodes
         assert controller.keep_drafting(0.3) in (True, False)
     assert controller.looks_at_tokens == ("argmax" in text)
+
+
+@pytest.mark.parametrize(
+    ("text", "module"), [("prefix-scheduler", prefix_scheduler), ("auto", drafter_state), ("heuristic", heuristic)]
+)
+def test_a_step_without_signals_is_not_judged_by_the_drafts_of_the_one_before(text, module, monkeypatch):
+    """Regression: one token before its limit a request's last drafts were compared with a token of a later step."""
+    judged = []
+
+    def judge(proposal, outcome):
+        judged.append(outcome.sequence_id)
+        return []
+
+    monkeypatch.setattr(module, "trials_of", judge)
+    controller = make(text)
+    plain = [RequestOutcome(3, "a", 0, 0, 0, 1, (5,))], StepSeconds(1, 0.0, 1e-2, 1e-4)
+    outcome = [RequestOutcome(3, "a", 2, 2, 2, 3, (1, 2, 3))], StepSeconds(3, 1e-6, 1e-2, 1e-4)
+    for reported in (True, False, True):
+        for _ in range(3):
+            controller.budget([RequestSignal(3, "a", 8, 100)])
+            controller.observe(*plain)
+        budgets = controller.budget([RequestSignal(3, "a", 8, 100)])
+        assert budgets[0] > 0
+        controller.select([Proposal(chain(7, [1, 2]), confidence=(1.0, 0.9, 0.9))])
+        judged.clear()
+        if reported:  # steps with prompt rows are not
+            controller.observe(*outcome)
+            assert judged == [3]
+        judged.clear()
+        assert controller.budget([]) == []
+        controller.observe(*plain)
+        assert judged == []
+
+
+def test_exp3_bears_steps_that_bring_nothing():
+    controller = make("bandit:policy=exp3")
+    for _ in range(5):
+        controller.budget([RequestSignal(0, "a", 8, 100)])
+        controller.observe([RequestOutcome(0, "a", 0, 0, 0, 0)], StepSeconds(1, 0.0, 1e-2, 0.0))
+    assert controller.budget([RequestSignal(0, "a", 8, 100)])[0] >= 0
+
+
+def test_the_heuristics_best_threshold_may_be_nothing():
+    controller = make("heuristic:threshold=0.4:start=2")
+    for step in range(12):
+        controller.budget([RequestSignal(0, "a", 8, 100)])
+        controller.select([Proposal(chain(7, [1, 2]), confidence=(1.0, 0.0, 0.0))])
+        emitted = (1, 9) if step % 2 else (1, 2, 9)
+        controller.observe(
+            [RequestOutcome(0, "a", 2, 2, len(emitted) - 1, len(emitted), emitted)], StepSeconds(3, 0.0, 1e-2, 0.0)
+        )
+    assert controller.threshold == 0.0
 
 
 @pytest.mark.parametrize("text", SELECTIONS)

@@ -32,10 +32,24 @@ def test_what_lies_between_knots_is_interpolated_and_stairs_stay_stairs():
     assert TABLE.verify_seconds(6, 100) == pytest.approx(1.5e-3)
     assert TABLE.verify_seconds(8, 100) == 1.7e-3 and TABLE.verify_seconds(9, 100) == pytest.approx(2.7e-3)
     assert TABLE.verify_seconds(1, 600) == pytest.approx(1.5e-3)
-    # Beyond the table the last stretch goes on.
+    # Beyond the table the last stretch goes on; before it there is nothing to gain.
     assert TABLE.verify_seconds(23, 100) == pytest.approx(4.1e-3)
     assert TABLE.verify_seconds(1, 2100) == pytest.approx(3e-3)
-    assert TABLE.verify_seconds(1, 0) == pytest.approx(0.9e-3)
+    assert TABLE.verify_seconds(1, 0) == TABLE.verify_seconds(1, 100)
+
+
+def test_longer_contexts_than_measured_never_turn_the_rows_around():
+    """Regression: each row count followed its own two last medians, so noise made three rows dearer than eight."""
+    noisy = dataclasses.replace(
+        TABLE, verify=((1.6e-3, 1.61e-3, 1.7e-3, 3.3e-3, 3.4e-3), (1.5e-3, 2.6e-3, 2.7e-3, 3.4e-3, 3.5e-3))
+    )
+    for context in (0, 100, 700, 1100, 4000, 30_000):
+        seconds = [noisy.verify_seconds(rows, context) for rows in range(1, 40)]
+        assert seconds == sorted(seconds) and seconds[0] > 0, context
+    growth = noisy.verify_seconds(1, 2100) / noisy.verify_seconds(1, 1100)
+    assert growth == pytest.approx(1 + (13.7 - 11.61) / 13.7)
+    falling = dataclasses.replace(TABLE, verify=TABLE.verify[::-1])
+    assert falling.verify_seconds(1, 9000) == 1e-3
 
 
 def test_a_step_is_the_sum_of_its_parts():
@@ -91,6 +105,7 @@ def test_json_there_and_back():
         (lambda data: data.update(draft={"m": {"request": 1}}), "damaged"),
         (lambda data: data.update(draft=[]), "damaged"),
         (lambda data: data["spread"][0].__setitem__(0, "x"), "damaged"),
+        (lambda data: data.update(rows=[1e999]), "damaged"),
     ],
 )
 def test_damaged_tables_are_refused_in_one_line(change, complaint):

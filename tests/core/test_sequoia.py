@@ -7,7 +7,7 @@ import pytest
 
 from draftsmith.core.sequoia import TreeProgramme, best_size, best_tree
 from draftsmith.core.theory import expected_tree_tokens
-from draftsmith.core.tree import shape_from_rank_paths
+from draftsmith.core.tree import parents_of
 from draftsmith.core.tree_shapes import best_nodes, best_paths
 from draftsmith.errors import OptionError
 
@@ -28,7 +28,7 @@ def every_tree(num_drafted, depth, num_ranks):
 
 
 def value_of(paths, acceptance):
-    return expected_tree_tokens(shape_from_rank_paths(sorted(paths)).parents, acceptance)
+    return expected_tree_tokens(parents_of(sorted(paths)), acceptance)
 
 
 def acceptances(seed, depth, num_ranks, falling):

@@ -29,9 +29,7 @@ def test_what_follows_from_the_parents():
     assert trees.depths(PARENTS) == (0, 1, 1, 2, 2, 2, 3)
     assert trees.children(PARENTS) == [[1, 2], [3, 4], [5], [6], [], [], []]
     assert trees.expanded(PARENTS) == (0, 1, 2, 3)
-    assert trees.leaves(PARENTS) == (4, 5, 6)
     assert trees.path_to(PARENTS, 6) == (1, 3, 6) and trees.path_to(PARENTS, 0) == ()
-    assert trees.retrieve(PARENTS) == ((0, 1, 4), (0, 2, 5), (0, 1, 3, 6))
     assert trees.path_tokens(Tree(tuple(range(10, 17)), PARENTS), 5) == (12, 15)
     assert not trees.is_chain(PARENTS)
 
@@ -39,7 +37,6 @@ def test_what_follows_from_the_parents():
 def test_a_root_alone():
     assert trees.depths((-1,)) == (0,)
     assert trees.children((-1,)) == [[]] and trees.expanded((-1,)) == ()
-    assert trees.leaves((-1,)) == (0,) and trees.retrieve((-1,)) == ((0,),)
     assert trees.is_chain((-1,)) and trees.ancestor_mask((-1,)).tolist() == [[True]]
 
 
@@ -61,27 +58,10 @@ def test_properties_of_any_tree(parents):
         assert len(path) == depths[node]
         assert set(mask[node].nonzero().flatten().tolist()) == {0, *path}, "a row sees its ancestors and itself"
     assert all(parents[child] == node for node, below in enumerate(trees.children(parents)) for child in below)
-    assert set(trees.leaves(parents)) | set(trees.expanded(parents)) == set(range(num_nodes))
-    assert not set(trees.leaves(parents)) & set(trees.expanded(parents))
-    assert {node for path in trees.retrieve(parents) for node in path} == set(range(num_nodes))
-    assert trees.is_chain(parents) == (len(trees.leaves(parents)) == 1)
+    inner = [node for node, below in enumerate(trees.children(parents)) if below]
+    assert trees.expanded(parents) == tuple(inner)
+    assert trees.is_chain(parents) == (len(inner) == num_nodes - 1)
     trees.validate(Tree(tuple(range(num_nodes)), parents))
-
-
-@given(parent_tuples(), st.data())
-def test_compaction_moves_a_path_into_place(parents, data):
-    """Applied in order to the rows of a step, the moves leave root and path in rows 0, 1, 2, ..."""
-    path = trees.path_to(parents, data.draw(st.integers(0, len(parents) - 1)))
-    rows = list(range(len(parents)))
-    for source, place in trees.compaction(path):
-        assert source > place, "nothing to move, or a move that would overwrite a later source"
-        rows[place] = rows[source]
-    assert rows[: len(path) + 1] == [0, *path]
-
-
-def test_compaction_of_a_chain_is_empty():
-    assert trees.compaction((1, 2, 3)) == ()
-    assert trees.compaction((2, 5)) == ((2, 1), (5, 2))
 
 
 @pytest.mark.parametrize(
@@ -101,32 +81,15 @@ def test_malformed_trees_are_refused(tokens, parents, message):
         trees.validate(Tree(tokens, parents))
 
 
-class TestShapes:
-    def test_levels(self):
-        shape = trees.shape_from_levels([2, 2])
-        assert shape.parents == (-1, 0, 0, 1, 1, 2, 2)
-        assert shape.ranks == (0, 0, 1, 0, 1, 0, 1)
-        assert shape.fill(range(7)) == Tree(tuple(range(7)), shape.parents)
-        assert trees.is_chain(trees.shape_from_levels([1, 1, 1]).parents)
-        assert trees.shape_from_levels([]).parents == (-1,)
-
+class TestParentsOf:
     def test_rank_paths_in_any_order(self):
-        shape = trees.shape_from_rank_paths([(0, 1), (1,), (0,), (0, 0), (0, 1, 3)])
-        assert shape.parents == (-1, 0, 0, 1, 1, 4)
-        assert shape.ranks == (0, 0, 1, 0, 1, 3)
-
-    def test_levels_equal_their_rank_paths(self):
-        paths = [(i,) for i in range(3)] + [(i, j) for i in range(3) for j in range(2)]
-        assert trees.shape_from_rank_paths(paths) == trees.shape_from_levels([3, 2])
+        assert trees.parents_of([(0, 1), (1,), (0,), (0, 0), (0, 1, 3)]) == (-1, 0, 0, 1, 1, 4)
+        assert trees.parents_of([]) == (-1,)
 
     @pytest.mark.parametrize("paths", [[()], [(0,), (0,)], [(0, 0)], [(-1,)], [(0,), (1, 0)]])
     def test_malformed_rank_paths_are_refused(self, paths):
         with pytest.raises(OptionError, match="tree path"):
-            trees.shape_from_rank_paths(paths)
-
-    def test_a_level_without_children_is_refused(self):
-        with pytest.raises(OptionError, match="at least 1"):
-            trees.shape_from_levels([2, 0])
+            trees.parents_of(paths)
 
 
 class TestCut:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftsmith.core.tree import shape_from_levels, shape_from_rank_paths
+from draftsmith.core.tree import parents_of
 from draftsmith.core.tree_shapes import best_paths, chain_paths, level_paths
 from draftsmith.errors import OptionError
 
@@ -18,7 +18,8 @@ def worth(accuracies, path):
 
 def test_chains_and_levels():
     assert chain_paths(3) == [(0,), (0, 0), (0, 0, 0)] and chain_paths(0) == []
-    assert shape_from_rank_paths(level_paths([3, 2, 1], 99)) == shape_from_levels([3, 2, 1])
+    assert parents_of(level_paths([2, 2], 99)) == (-1, 0, 0, 1, 1, 2, 2)
+    assert parents_of(level_paths([], 99)) == (-1,)
     for size in range(16):
         assert level_paths([3, 2, 1], size) == level_paths([3, 2, 1], 99)[:size]
     assert len(level_paths([9] * 12, 50)) == 50  # never built beyond what may be drafted

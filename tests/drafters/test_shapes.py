@@ -3,7 +3,7 @@
 import pytest
 
 from draftsmith.core.sampling import SamplingParams
-from draftsmith.core.tree import is_chain, shape_from_rank_paths
+from draftsmith.core.tree import is_chain, parents_of
 from draftsmith.core.types import Budget, ProposalKind, Rule
 from draftsmith.drafters.shapes import Shapes
 from tests.drafters.loop import Reading, make, view_of
@@ -63,7 +63,7 @@ def test_shapes_are_cut_to_what_the_drafter_can_do():
     assert chain == [[1], [2], []]
     assert shapes.below(Budget(5, SHAPE)) == [[1, 2], [3], [], []]
     assert Shapes(SHAPE, 9).below(3) == [[1, 2], [3], [], []]
-    assert len(shape_from_rank_paths(SHAPE).parents) == 6
+    assert len(parents_of(SHAPE)) == 6
 
 
 def test_a_draft_model_says_what_it_must_read():

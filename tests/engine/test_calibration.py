@@ -154,3 +154,11 @@ def test_kept_costs_reach_the_controller(caplog):
     assert read_costs(identity) is None and "damaged" in caplog.text
     cost_file(identity).write_text(json.dumps({"draftsmith_costs": 0}), encoding="utf-8")
     assert read_costs(identity) is None
+    # Regression: these stopped every engine.
+    for damaged in (b"\xff", b'{"rows": ' + b"9" * 5000 + b"}"):
+        caplog.clear()
+        cost_file(identity).write_bytes(damaged)
+        assert read_costs(identity) is None and "is damaged" in caplog.text
+    cost_file(identity).unlink()
+    cost_file(identity).mkdir()
+    assert read_costs(identity) is None and "cannot be read" in caplog.text

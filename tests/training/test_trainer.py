@@ -110,6 +110,15 @@ def test_seconds_end_a_run(data, tmp_path):
     assert trainer.progress.step >= 1
 
 
+@pytest.mark.parametrize(("changes", "least"), [({"max_seconds": 0.5}, 3), ({"max_seconds": 60.0, "steps": 25}, 10)])
+def test_a_run_that_seconds_may_end_is_judged_on_the_way(data, tmp_path, changes, least):
+    """Regression: without a number of steps only its end was judged, so the best weights were the last ones."""
+    _, trainer = train(data, tmp_path / "drafter", **{"steps": None, **changes})
+    judged = [line["step"] for line in log_of(tmp_path / "drafter", "validation")]
+    assert least <= len(judged) <= 11 and judged[-1] == trainer.progress.step
+    assert judged == sorted(set(judged))
+
+
 def test_a_state_of_other_settings_is_refused(data, tmp_path):
     train(data, tmp_path / "drafter", stop_after=2)
     with pytest.raises(OptionError, match=r"lr 0.01, and this one has 0.02; .*--force"):
