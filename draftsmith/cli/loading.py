@@ -141,7 +141,7 @@ def load_for_texts(
             drafter=drafter,
             controller=choice.controller,
             max_batch=batch,
-            chunk_rows=max(512, batch),
+            chunk_rows=max(512, 4 * batch),
             prefix_cache=True,
         )
         arm = OwnArm("texts", Engine(loaded, settings, load=load), max_concurrency=batch)

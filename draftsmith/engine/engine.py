@@ -16,6 +16,7 @@ import dataclasses
 import inspect
 import itertools
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Series
 from concurrent.futures import ThreadPoolExecutor
@@ -53,7 +54,8 @@ class EngineSettings:
     drafters hold per live or reusable token included; None takes half of what is free. It is kept between
     steps; beside it stand weights, a step's activations and noise, both places of a slot while it moves to
     a larger one, and what a drafter remembers of ended requests. `max_batch`: sequences in one step.
-    `chunk_rows`: most rows of a step, prompt chunks included. `prefix_cache`: reuse common prefixes.
+    `chunk_rows`: most rows of a step, prompt chunks included; each of `max_batch` sequences drafts within its share of
+    them. `prefix_cache`: reuse common prefixes.
     """
 
     drafter: str = "suffix"
@@ -78,6 +80,13 @@ class EngineSettings:
             raise OptionError(f"prefix_cache must be True or False, got {self.prefix_cache!r}")
         if self.chunk_rows < self.max_batch:
             raise OptionError(f"chunk_rows ({self.chunk_rows}) must be at least max_batch ({self.max_batch})")
+        if self.drafter != "none" and self.chunk_rows < 2 * self.max_batch:
+            warnings.warn(
+                f"nothing will be drafted: chunk_rows ({self.chunk_rows}) leaves each of max_batch ({self.max_batch}) "
+                "sequences the row of its own token; at least twice max_batch has room for drafts",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
 
 class Engine:

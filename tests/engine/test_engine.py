@@ -3,12 +3,14 @@
 import asyncio
 import itertools
 import random
+import warnings
 
 import pytest
 
 from draftsmith.core.random import RequestRandom
 from draftsmith.core.sampling import Sampler, SamplingParams
 from draftsmith.core.view import SequenceView
+from draftsmith.engine.engine import EngineSettings
 from draftsmith.errors import CapacityError, OptionError, PromptError
 from tests.engine.fakes import EOS, OracleDrafter, tiny_engine
 
@@ -405,6 +407,15 @@ def test_what_never_fits_is_refused():
 def test_bad_settings_are_refused(settings):
     with pytest.raises(OptionError):
         tiny_engine(**settings)
+
+
+def test_settings_that_leave_no_row_for_drafts_are_told_of():
+    with pytest.warns(RuntimeWarning, match=r"nothing will be drafted: chunk_rows \(9\)"):
+        EngineSettings(drafter="suffix", max_batch=8, chunk_rows=9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        EngineSettings(drafter="none", max_batch=8, chunk_rows=9)
+        EngineSettings(drafter="suffix", max_batch=8, chunk_rows=16)
 
 
 def test_eos_of_the_model_ends_the_answer():
