@@ -33,11 +33,21 @@ class DrafterState:
 
     `cost`, `tree_cost`: of chains and of trees. `draws`: its last proposals were drawn, so they cannot be cut. `asks`:
     it asks before each further token, so it can be stopped on the way. `worth`: tokens that a request's look brings
-    above its price, lately.
+    above its price, lately. `num_probes`: of all its requests.
     """
 
     __slots__ = (
-        "_max_nodes", "_plans", "_plans_left", "asks", "calibration", "cost", "draws", "ranks", "traits", "tree_cost",
+        "_max_nodes",
+        "_plans",
+        "_plans_left",
+        "asks",
+        "calibration",
+        "cost",
+        "draws",
+        "num_probes",
+        "ranks",
+        "traits",
+        "tree_cost",
         "worth",
     )  # fmt: skip
 
@@ -51,6 +61,7 @@ class DrafterState:
         self.tree_cost = DraftCost()
         self.draws = False
         self.asks = False
+        self.num_probes = 0
         self.worth = 0.05  # until looks say otherwise
         self._plans: dict[int, TreePlan] = {}
         self._plans_left = 0

@@ -20,12 +20,11 @@ from draftsmith.control.acceptance import cell_of
 from draftsmith.control.base import MAX_NODES, Controller, RequestOutcome, RequestSignal, StepSeconds
 from draftsmith.control.cost_table import CostTable
 from draftsmith.control.drafter_state import SETTLED_PENDING, DrafterState, RequestState
-from draftsmith.control.pricing import Choice, Node, Pricing
+from draftsmith.control.pricing import PROBE_NODES, Choice, Node, Pricing
 from draftsmith.control.trials import cut_to, depth_of
 from draftsmith.core.types import Budget, Proposal, ProposalKind
 from draftsmith.errors import OptionError
 
-_PROBE_NODES = 2
 _ENCORES = 2  # probes of a request at once after one that was right
 _EARLY = 0.5  # of the distance after which a request probes along with another
 _PROBE_SHARE = 0.1  # of the time since the last look that reading up for a probe may take
@@ -51,7 +50,7 @@ class GoodputOptions:
     """
 
     max_draft: int = 16
-    margin: float = 0.1
+    margin: float = 0.05
     cheap_look: float = 0.03
     probe_min: int = 8
     probe_max: int = 64
@@ -223,12 +222,19 @@ class GoodputController(Controller):
         # Another drafter's requests of this step may branch where these do not.
         self._is_tree = self._is_tree or bool(shapes)
         # A pass for one costs nearly what it costs for all: whoever would probe soon does so now.
-        early = any(self._probe_due(requests[index], signals[index]) for index in indices if index not in planned)
+        idle = [index for index in indices if index not in planned]
+        early = any(self._probe_due(requests[index], signals[index]) for index in idle)
+        probe = None
+        if early:
+            limits = self._options.probe_min, self._options.probe_max
+            probe = self._pricing.probe(self._num_requests, drafter.cost, drafter.num_probes, *limits)
+            for index in idle if probe is None else ():
+                requests[index].plain_tokens = 0  # asked again after as many tokens: the batch may be smaller then
         alone = len(signals) == 1 and choice.num_nodes > 0 and not self._is_tree
         for index in indices:
             request, most, count = requests[index], budgets[index], planned.get(index, 0)
             if count:
-                budgets[index] = count if drafter.cost.is_timed else min(count, _PROBE_NODES)
+                budgets[index] = count if drafter.cost.is_timed else min(count, PROBE_NODES)
                 if shapes and drafter.cost.is_timed:
                     budgets[index] = Budget(count, shapes[index])
                 elif alone and drafter.asks and drafter.cost.is_timed:
@@ -236,10 +242,11 @@ class GoodputController(Controller):
                     self._stop = self._stop_for(request, count)
                     budgets[index] = Budget(min(most, 2 * count + 1), least=self._stop.least)
                 request.distance = self._options.probe_min
-            elif early and self._probe_due(request, signals[index], _EARLY):
+            elif probe is not None and self._probe_due(request, signals[index], _EARLY):
                 request.probing = True
-                request.distance = min(2 * request.distance, self._options.probe_max)
-                budgets[index] = min(most, _PROBE_NODES)
+                drafter.num_probes += 1
+                request.distance = min(2 * request.distance, probe.distance)
+                budgets[index] = min(most, probe.num_nodes)
             else:
                 budgets[index] = 0
                 request.is_warm = False

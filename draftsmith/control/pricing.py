@@ -17,6 +17,11 @@ from draftsmith.control.cost_table import CostTable
 Node: TypeAlias = tuple[float, int, int]
 """P(accepted), minus the depth (so that a parent sorts before its children), which request."""
 
+PROBE_NODES = 2
+_SAME_STAIR = 1.3
+_PROBE_PRICE = 0.01  # of a request's tokens that its probes may cost
+_TURNS = 0.05  # chance that a probe finds a text that has turned
+_HOPED: tuple[Node, ...] = tuple([(0.9**depth, -depth, 0) for depth in range(1, 9)])
 _SPEED_MEMORY = 0.97  # share of the measured speed-up kept per step
 
 
@@ -25,6 +30,13 @@ class Choice(NamedTuple):
 
     num_nodes: int
     surplus: float
+
+
+class Probe(NamedTuple):
+    """Nodes of a probe, and tokens between two of them at most."""
+
+    num_nodes: int
+    distance: int
 
 
 @final
@@ -103,6 +115,30 @@ class Pricing:
             ]
         best = max(values)
         return Choice(counts[values.index(best)], best) if best > 0.0 else Choice(0, 0.0)
+
+    def probe(self, num_requests: int, draft: DraftCost, number: int, least: int, most: int) -> Probe | None:
+        """How a request that drafts nothing looks whether its text has turned: so often that it costs little.
+
+        `number`: of the drafter's probes so far. Passes have a price of their own, so not all probes have one pass.
+
+        None where no probe is worth its rows and passes: what it may find, one time in so many, is a text whose drafts
+        are nearly always right. In a large batch, or where rows are dear, not even that would pay.
+        """
+        if not draft.is_timed:
+            return Probe(PROBE_NODES, most)
+        rate, rows = self.rate(num_requests), self.rows
+        added = [
+            draft.seconds(1, count) + rows.seconds(num_requests + count) - rows.seconds(num_requests)
+            for count in (1, PROBE_NODES)
+        ]
+        # A second node is worth a look where it stands on the same stair, and where nobody knows its price yet.
+        is_short = added[1] > _SAME_STAIR * added[0] and number % 3 > 0
+        is_short = is_short and rows.num_explored > num_requests + PROBE_NODES
+        hoped = self.choose(_HOPED, num_requests, num_requests, draft, 1).surplus
+        if _TURNS * most * hoped < rate * added[0]:
+            return None
+        tokens = rate * added[0 if is_short else 1]
+        return Probe(1 if is_short else PROBE_NODES, min(max(round(tokens / _PROBE_PRICE), least), most))
 
     def _choose_within(
         self,

@@ -110,7 +110,8 @@ def test_looking_is_free_so_nothing_is_drafted_in_vain():
     result = simulate(auto(), streams(0, [(2000, 0.0)]), QUANTISED, LOOK)
     assert sum(result.drafted[40:]) == 0
     blind = simulate(auto(), streams(0, [(2000, 0.0)]), QUANTISED, LOOK, pass_tokens=False)
-    assert 0 < sum(blind.drafted[40:]) < 100
+    assert 0 < sum(blind.drafted[40:]) < 200  # a row here costs little, and probes may cost a hundredth
+    assert blind.rate > 0.98 * PLAIN_RATE
 
 
 def test_without_emitted_tokens_it_still_backs_off_and_returns():
@@ -343,6 +344,39 @@ def test_a_known_start_is_weighed_before_it_was_ever_made():
     assert sum(result.drafted[:3]) > 0
 
 
+ZEN = ((1, 1.0), (2, 1.09), (4, 1.52), (8, 2.7), (16, 5.1), (32, 10.2), (64, 20.4))
+"""Rows of SmolLM2 on a processor without VNNI: behind eight, one more costs most of a token."""
+
+
+def test_nobody_probes_where_not_even_drafts_that_are_always_right_would_pay():
+    """A batch of eight probes a few times at its start; one request alone goes on looking and finds its text."""
+    texts = streams(0, [(400, 0.3)], count=8)
+    eight = simulate(auto(), copy.deepcopy(texts), ZEN, MODEL)
+    assert sum(drafted > 0 for drafted in eight.drafted) < 20
+    alone = simulate(auto(), streams(0, [(400, 0.0), (400, 0.95)]), ZEN, MODEL)
+    late = [drafted for drafted, (emitted, _) in zip(alone.drafted, alone.spent_until, strict=True) if emitted > 520]
+    assert statistics.mean(late) > 1.5
+
+
+def test_a_drafter_that_is_right_sometimes_is_not_given_up_for_long():
+    """Costs measured, 400 tokens, one more row 9 % and a pass 12 % of a step, rows behind it dear: over eight seeds
+    0.977 to 0.995 of the best fixed length on average and 0.92 at worst (0.85 with a probe every 64 tokens).
+    """
+    for probability in (0.05, 0.15, 0.35, 0.45, 0.55):
+        rates = []
+        for seed in range(8):
+            text, best = streams(seed, [(400, probability)]), 0.0
+            for length in (0, 1, 2, 4):
+                fixed = FixedController(FixedOptions(num_draft=length))
+                best = max(best, simulate(fixed, copy.deepcopy(text), ZEN, MODEL, seed=seed).rate)
+            controller = auto()
+            controller.start_from(
+                table(ZEN).with_draft("synthetic", DraftSeconds(request=1e-4, level=0.1 * PLAIN, pending=0.0))
+            )
+            rates.append(simulate(controller, text, ZEN, MODEL, seed=seed).rate / best)
+        assert statistics.mean(rates) > 0.97 and min(rates) > 0.9, (probability, rates)
+
+
 def table(knots, contexts=(64,)):
     """A cost table of a staircase."""
     rows = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 32, 48, 64)
@@ -387,7 +421,7 @@ def test_a_promise_of_latency_is_kept_before_throughput():
         return statistics.quantiles(taken[30:140], n=20)[18]
 
     assert longest(latency=1.35 * PLAIN) < 1.36 * PLAIN
-    assert longest() > 1.6 * PLAIN
+    assert longest() > 1.5 * PLAIN
 
 
 def test_requests_may_bring_promises_of_their_own():
