@@ -104,6 +104,7 @@ class GoodputController(Controller):
         self._depth = 0
         self._is_tree = False
         self._sees_tokens = True
+        self._was_asked = False
         self._stop: _Stop | None = None
         self._num_stops = 0
         self._answers = _ANSWER_TOKENS
@@ -131,7 +132,7 @@ class GoodputController(Controller):
             self._pricing.rows.set_context(contexts / num_requests, num_requests)
         self._limits = self._promised(signals)
         self._stop = None
-        self._is_tree = False
+        self._is_tree = self._was_asked = False
         for _, request in self._asked:  # of a step that was not reported: its proposals met other tokens
             request.proposal, request.probing = None, False
         budgets: list[int] = []
@@ -240,13 +241,19 @@ class GoodputController(Controller):
                 elif alone and drafter.asks and drafter.cost.is_timed:
                     # Stopped on the way where it is not worth it, inside the drafter's own call by its own chances.
                     self._stop = self._stop_for(request, count)
-                    budgets[index] = Budget(min(most, 2 * count + 1), least=self._stop.least)
+                    # The part of a combination that costs nothing may go further.
+                    deepest = most if drafter.traits.starts_partly else min(most, 2 * count + 1)
+                    budgets[index] = Budget(deepest, least=self._stop.least)
                 request.distance = self._options.probe_min
             elif probe is not None and self._probe_due(request, signals[index], _EARLY):
                 request.probing = True
                 drafter.num_probes += 1
                 request.distance = min(2 * request.distance, probe.distance)
                 budgets[index] = min(most, probe.num_nodes)
+            elif drafter.traits.starts_partly:
+                budgets[index] = Budget(most, may_start=False)
+                request.may_start = request.is_warm = False
+                continue
             else:
                 budgets[index] = 0
                 request.is_warm = False
@@ -306,6 +313,7 @@ class GoodputController(Controller):
     def keep_drafting(self, confidence: float) -> bool:
         """Stop a chain of a request alone where going on costs more than what its confidences promise."""
         stop = self._stop
+        self._was_asked = True
         if stop is None:
             for _, request in self._asked:
                 request.drafter.asks = True
@@ -397,6 +405,8 @@ class GoodputController(Controller):
         drafter = requests[0].drafter
         if any(request.drafter is not drafter for request in requests):
             return 0.0  # nobody can say whose time it was
+        if drafter.traits.starts_partly and drafter.asks and not self._was_asked:
+            return 0.0  # its other part had nothing to do
         return drafter.observe(requests, self._depth, self._is_tree, seconds)
 
     def forget(self, sequence_id: int) -> None:

@@ -197,12 +197,15 @@ class Forwards:
 
 
 class DraftRecord(NamedTuple):
-    """What one step's drafting took. `asked`: requests; `passes`: depth of the deepest proposal."""
+    """What one step's drafting took. `asked`: requests; `passes`: depth of the deepest proposal; `has_paused`: the
+    drafter asked on the way whether to go on.
+    """
 
     asked: int
     passes: int
     pending: int
     seconds: float
+    has_paused: bool = False
 
 
 @final
@@ -215,6 +218,7 @@ class SweepController(Controller):
         self.records: list[DraftRecord] = []
         self._steps = 0
         self._asked = self._pending = 0
+        self._has_paused = False
 
     @classmethod
     def create(cls, options: NoOptions) -> Self:
@@ -224,16 +228,22 @@ class SweepController(Controller):
     def budget(self, signals: Sequence[RequestSignal]) -> list[int]:
         """The next length of the cycle, for everybody."""
         self._steps += 1
+        self._has_paused = False
         length = _DRAFT_LENGTHS[self._steps % len(_DRAFT_LENGTHS)]
         self._asked = len(signals)
         self._pending = sum(signal.pending for signal in signals if signal.pending > _LONG_PENDING)
         return [min(length, signal.max_draft) for signal in signals]
 
+    def keep_drafting(self, confidence: float) -> bool:
+        """Always."""
+        self._has_paused = True
+        return True
+
     def observe(self, outcomes: Sequence[RequestOutcome], seconds: StepSeconds) -> None:
         """Write it down."""
         passes = max((outcome.depth for outcome in outcomes), default=0)
         if self._asked:
-            self.records.append(DraftRecord(self._asked, passes, self._pending, seconds.draft))
+            self.records.append(DraftRecord(self._asked, passes, self._pending, seconds.draft, self._has_paused))
         self._asked = 0
 
 
@@ -244,8 +254,11 @@ SWEEP = "draftsmith.engine.calibration:SweepController"
 def fit_draft(records: Sequence[DraftRecord]) -> DraftSeconds | None:
     """Seconds per request, pass and pending token: least squares of relative errors; starts by their median.
 
-    None where no drafting was seen but of starts.
+    None where no drafting was seen but of starts. Of a combination with a retrieval part, which never asks, what counts
+    is what the other part takes.
     """
+    if any(record.has_paused for record in records):
+        records = [record for record in records if record.has_paused]
     warm = [record for record in records if not record.pending and record.seconds > 0]
     if not warm:
         return None

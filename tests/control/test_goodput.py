@@ -522,12 +522,45 @@ def test_ranks_that_prove_worthless_end_the_tree():
 
 def test_a_combination_drafts_with_the_part_that_needs_no_start():
     controller = auto()
-    controller.start_from(table(STAIRCASE).with_draft("both", DraftSeconds(request=1e-4, level=1e-3, pending=1e-3)))
+    cost = DraftSeconds(request=1e-4, level=1e-3, pending=1e-3)
+    controller.start_from(table(STAIRCASE).with_draft("both", cost).with_draft("model", cost))
     traits = DraftTraits(starts_partly=True)
     long, short = (
         RequestSignal(number, "both", 30, 64, 100, pending, traits) for number, pending in ((0, 3000), (1, 9))
     )
     budget = controller.budget([long])[0]
     assert budget == 16 and not Budget.lets_start(budget)
-    assert all(Budget.lets_start(item) for item in controller.budget([short]))
-    assert controller.budget([long._replace(sequence_id=2, traits=DraftTraits())]) == [0]
+    assert controller.budget([long._replace(sequence_id=2, drafter="model", traits=DraftTraits())]) == [0]
+    # Where the dear part does not pay either, the other one drafts alone between its probes.
+    probes = 0
+    for _ in range(200):
+        budget = controller.budget([short])[0]
+        if Budget.lets_start(budget):
+            probes += 1
+            controller.keep_drafting(0.5)
+            controller.select([Proposal(chain(7, [1] * budget), confidence=(1.0, *[0.5] * budget))])
+        else:
+            assert budget == 16
+            controller.select([Proposal.empty(7)])
+        seconds = 1e-4 + 1e-3 * budget if Budget.lets_start(budget) else 2e-5
+        controller.observe([RequestOutcome(1, "both", 0, 0, 0, 1, (9,))], StepSeconds(1, seconds, PLAIN, 1e-4))
+    assert 2 <= probes <= 20
+
+
+def test_what_the_free_part_of_a_combination_takes_is_not_what_the_other_takes():
+    """Regression: the mean of both passed for cheap, so the dear part drafted sixteen tokens at a time in vain."""
+    controller = auto()
+    traits = DraftTraits(starts_partly=True)
+    controller.start_from(table(FLAT).with_draft("both", DraftSeconds(request=1e-4, level=5e-4, pending=1e-6)))
+    for step in range(300):
+        budget = controller.budget([RequestSignal(1, "both", 30, 64 + step, 100, 2, traits)])[0]
+        is_dear = Budget.lets_start(budget) and budget > 0 and step % 8 == 0
+        if is_dear:
+            controller.keep_drafting(0.9)
+        proposals = [Proposal(chain(7, [1] * budget), confidence=(1.0, *[0.9] * budget))] if budget else []
+        selected = list(controller.select(proposals)) if proposals else []
+        drafted = selected[0].tree.num_drafted if selected else 0
+        outcome = RequestOutcome(1, "both", drafted, drafted, drafted, drafted + 1, (1,) * drafted + (9,))
+        seconds = 1e-4 + 5e-4 * budget if is_dear else 2e-5
+        controller.observe([outcome], StepSeconds(1 + drafted, seconds, PLAIN, 1e-4))
+    assert controller._drafters["both"].cost.seconds(1, 16) > 0.9 * (1e-4 + 16 * 5e-4)

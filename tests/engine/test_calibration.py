@@ -88,6 +88,9 @@ def test_draft_costs_are_fitted():
     # Regression: a drafter nobody saw draft was taken to draft for nothing, and a start nobody saw to be free.
     assert fit_draft([]) is None and fit_draft([DraftRecord(1, 4, 1000, 0.3)]) is None
     assert fit_draft(records[:8]).pending is None
+    # Of a combination what counts is the part that asks on the way; the other one is as good as free.
+    both = [record._replace(has_paused=True) for record in records] + [DraftRecord(1, 4, 0, 2e-5)] * 200
+    assert fit_draft(both) == cost
 
 
 def test_the_engines_own_share_is_fitted():
