@@ -33,7 +33,8 @@ class DrafterState:
 
     `cost`, `tree_cost`: of chains and of trees. `draws`: its last proposals were drawn, so they cannot be cut. `asks`:
     it asks before each further token, so it can be stopped on the way. `worth`: tokens that a request's look brings
-    above its price, lately. `num_probes`: of all its requests.
+    above its price, lately. `free_calibration`: of the part of a combination that costs nothing.
+    `num_probes`: of all its requests.
     """
 
     __slots__ = (
@@ -44,6 +45,7 @@ class DrafterState:
         "calibration",
         "cost",
         "draws",
+        "free_calibration",
         "num_probes",
         "ranks",
         "traits",
@@ -56,6 +58,7 @@ class DrafterState:
         self.traits = traits
         self._max_nodes = max_nodes
         self.calibration = Calibration(traits.rank_accuracies)
+        self.free_calibration = Calibration()
         self.ranks = RankAcceptance(traits.rank_accuracies)
         self.cost = DraftCost()
         self.tree_cost = DraftCost()
@@ -126,16 +129,17 @@ class RequestState:
     up with. `plain_tokens`: emitted since it last drafted; `distance`: when to probe; `encores`: probes in a row that
     followed at once on a right one. `pending`: tokens its drafter must read first, now; `may_start`: it may.
     `emitted`: tokens so far. `barren`: looks in a row of which nothing was taken; `rest`: tokens until the next one.
+    `free_odds`: of drafts of the free part of a combination.
     """
 
     __slots__ = (
-        "barren", "distance", "drafter", "draws", "emitted", "encores", "is_warm", "may_start", "odds", "pending",
-        "plain_tokens", "probing", "proposal", "rest",
+        "barren", "distance", "drafter", "draws", "emitted", "encores", "free_odds", "is_warm", "may_start", "odds",
+        "pending", "plain_tokens", "probing", "proposal", "rest",
     )  # fmt: skip
 
     def __init__(self, drafter: DrafterState, distance: int) -> None:
         self.drafter = drafter
-        self.odds = RequestOdds()
+        self.odds, self.free_odds = RequestOdds(), RequestOdds()
         self.proposal: Proposal | None = None
         self.is_warm = False
         self.draws = drafter.draws  # as far as one can tell from other requests
@@ -146,11 +150,13 @@ class RequestState:
         self.may_start = True
         self.emitted = self.encores = self.barren = self.rest = 0
 
-    def reaches(self, proposal: Proposal) -> list[float]:
-        """P(accepted) of a proposal's nodes, hopeless ones left out."""
-        return self.drafter.calibration.reaches(proposal.tree.parents, proposal.confidence, self.odds, MIN_REACH)
+    def reaches(self, proposal: Proposal, is_free: bool) -> list[float]:
+        """P(accepted) of a proposal's nodes, hopeless ones left out; `is_free`: it is the free part's."""
+        drafter = self.drafter
+        calibration, odds = (drafter.free_calibration, self.free_odds) if is_free else (drafter.calibration, self.odds)
+        return calibration.reaches(proposal.tree.parents, proposal.confidence, odds, MIN_REACH)
 
-    def judge(self, outcome: RequestOutcome) -> bool | None:
+    def judge(self, outcome: RequestOutcome, is_free: bool) -> bool | None:
         """Learn what became of this step's proposal; whether its first node was right, None if there was none."""
         self.plain_tokens += outcome.num_emitted
         self.emitted += outcome.num_emitted
@@ -162,9 +168,11 @@ class RequestState:
         if not trials:
             return None
         drafter = self.drafter
-        drafter.calibration.observe(
-            [(cell_of(trial.depth, trial.confidence), trial.accepted) for trial in trials], self.odds
-        )
+        found = [(cell_of(trial.depth, trial.confidence), trial.accepted) for trial in trials]
+        if is_free:
+            drafter.free_calibration.observe(found, self.free_odds)
+            return trials[0].accepted
+        drafter.calibration.observe(found, self.odds)
         for trial in trials:
             if trial.rank:
                 drafter.ranks.observe(trial.depth, trial.rank, trial.accepted)

@@ -347,7 +347,7 @@ class GoodputController(Controller):
             self._depth = max(self._depth, depth_of(proposal.tree.parents))
             if self._sees_tokens and not request.draws:
                 counts[index] = 0
-                found += [(reach, 0, index) for reach in request.reaches(proposal)]
+                found += [(reach, 0, index) for reach in request.reaches(proposal, self._is_free(request))]
             else:
                 base_rows += num_drafted
         found.sort(reverse=True)
@@ -384,10 +384,15 @@ class GoodputController(Controller):
         drafting = self._time_drafting(seconds.draft) if self._asked else 0.0
         self._pricing.observe(outcomes, seconds, drafting)
 
+    def _is_free(self, request: RequestState) -> bool:
+        """Whether the free part of a combination has drafted alone in this step: the other one would have asked."""
+        drafter = request.drafter
+        return drafter.traits.starts_partly and drafter.asks and not self._was_asked
+
     def _judge(self, request: RequestState, outcome: RequestOutcome) -> None:
         if request.proposal is not None and not outcome.tokens and outcome.num_emitted:
             self._sees_tokens = False
-        was_right = request.judge(outcome)
+        was_right = request.judge(outcome, self._is_free(request))
         probing, request.probing = request.probing, False
         if was_right:
             request.barren = request.rest = 0
@@ -405,8 +410,8 @@ class GoodputController(Controller):
         drafter = requests[0].drafter
         if any(request.drafter is not drafter for request in requests):
             return 0.0  # nobody can say whose time it was
-        if drafter.traits.starts_partly and drafter.asks and not self._was_asked:
-            return 0.0  # its other part had nothing to do
+        if self._is_free(requests[0]):
+            return 0.0
         return drafter.observe(requests, self._depth, self._is_tree, seconds)
 
     def forget(self, sequence_id: int) -> None:

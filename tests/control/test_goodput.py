@@ -563,4 +563,27 @@ def test_what_the_free_part_of_a_combination_takes_is_not_what_the_other_takes()
         outcome = RequestOutcome(1, "both", drafted, drafted, drafted, drafted + 1, (1,) * drafted + (9,))
         seconds = 1e-4 + 5e-4 * budget if is_dear else 2e-5
         controller.observe([outcome], StepSeconds(1 + drafted, seconds, PLAIN, 1e-4))
-    assert controller._drafters["both"].cost.seconds(1, 16) > 0.9 * (1e-4 + 16 * 5e-4)
+    state = controller._drafters["both"]
+    assert state.cost.seconds(1, 16) > 0.9 * (1e-4 + 16 * 5e-4)
+
+
+def test_drafts_of_the_free_part_say_nothing_about_the_other_part():
+    """Regression: a suffix tree that guesses badly made the model beside it look bad, and it was hardly asked."""
+    controller = auto()
+    traits = DraftTraits(starts_partly=True)
+    controller.start_from(table(FLAT).with_draft("both", DraftSeconds(request=1e-4, level=2e-4, pending=1e-6)))
+    for step in range(200):
+        is_dear = step % 4 == 0
+        budget = controller.budget([RequestSignal(1, "both", 30, 64 + step, 100, 2, traits)])[0]
+        if is_dear:
+            controller.keep_drafting(0.7)
+        token = 1 if is_dear else 2  # what the target writes, and what it never does
+        proposals = [Proposal(chain(7, [token] * budget), confidence=(1.0, *[0.7] * budget))] if budget else []
+        selected = list(controller.select(proposals)) if proposals else []
+        drafted = selected[0].tree.num_drafted if selected else 0
+        accepted = drafted if is_dear else 0
+        outcome = RequestOutcome(1, "both", drafted, drafted, accepted, accepted + 1, (1,) * (accepted + 1))
+        controller.observe([outcome], StepSeconds(1 + drafted, 3e-3 if is_dear else 2e-5, PLAIN, 1e-4))
+    state, request = controller._drafters["both"], controller._requests[1]
+    assert state.calibration.by_depth(1) > 0.8 and state.free_calibration.by_depth(1) < 0.2
+    assert request.odds.factor > request.free_odds.factor
