@@ -250,15 +250,11 @@ class GoodputController(Controller):
                 drafter.num_probes += 1
                 request.distance = min(2 * request.distance, probe.distance)
                 budgets[index] = min(most, probe.num_nodes)
-            elif drafter.traits.starts_partly:
-                budgets[index] = Budget(most, may_start=False)
-                request.may_start = request.is_warm = False
-                continue
             else:
-                budgets[index] = 0
-                request.is_warm = False
-            if budgets[index]:
-                request.plain_tokens = 0
+                request.is_warm, request.may_start = False, not drafter.traits.starts_partly
+                budgets[index] = 0 if request.may_start else Budget(most, may_start=False)
+                continue
+            request.plain_tokens = 0
 
     def _planned(
         self, nodes: list[Node], drafter: DrafterState, num_asked: int, is_tree: bool

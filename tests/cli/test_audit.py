@@ -9,7 +9,8 @@ from tests.bench.completion_server import served
 from tests.cli.tiny import run
 from tests.faults import planted
 
-QUICK = ("-n", "12", "--drift", "0.4", "--temperature", "0.8")
+# Steps of the tiny model take as long as drafts: `auto` would hardly draft, and there would be nothing to audit.
+QUICK = ("-n", "12", "--drift", "0.4", "--temperature", "0.8", "--controller", "fixed:num_draft=4")
 
 
 @pytest.fixture
