@@ -7,6 +7,7 @@ import pytest
 
 from draftsmith.control import drafter_state, heuristic, prefix_scheduler
 from draftsmith.control.base import RequestOutcome, RequestSignal, StepSeconds
+from draftsmith.control.choice import make_controller
 from draftsmith.core.tree import chain, validate
 from draftsmith.core.types import Law, Proposal, ProposalKind, Tree
 from draftsmith.errors import OptionError
@@ -30,13 +31,6 @@ SELECTIONS = [
     "prefix-scheduler:threshold=0.75",
     "prefix-scheduler:search=argmax",
 ]
-
-
-def make(text):
-    """The controller a selection names."""
-    selection = parse_selection(text, CONTROLLERS, "controller")
-    controller_class = load_class(selection)
-    return controller_class.create(read_options(controller_class.Options, selection.options, f"controller {text}"))
 
 
 def test_every_controller_of_the_table_is_here():
@@ -100,7 +94,7 @@ def report(rng, signals, budgets, selected, rows):
 @pytest.mark.parametrize("text", SELECTIONS)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_contract_under_random_traffic(text, seed):
-    controller = make(text)
+    controller = make_controller(text)
     for signals, budgets, proposals, selected in drive(controller, 400, seed):
         assert len(budgets) == len(signals)
         for signal, budget in zip(signals, budgets, strict=True):
@@ -131,7 +125,7 @@ def test_a_step_without_signals_is_not_judged_by_the_drafts_of_the_one_before(te
         return []
 
     monkeypatch.setattr(module, "trials_of", judge)
-    controller = make(text)
+    controller = make_controller(text)
     plain = [RequestOutcome(3, "a", 0, 0, 0, 1, (5,))], StepSeconds(1, 0.0, 1e-2, 1e-4)
     outcome = [RequestOutcome(3, "a", 2, 2, 2, 3, (1, 2, 3))], StepSeconds(3, 1e-6, 1e-2, 1e-4)
     for reported in (True, False, True):
@@ -152,7 +146,7 @@ def test_a_step_without_signals_is_not_judged_by_the_drafts_of_the_one_before(te
 
 
 def test_exp3_bears_steps_that_bring_nothing():
-    controller = make("bandit:policy=exp3")
+    controller = make_controller("bandit:policy=exp3")
     for _ in range(5):
         controller.budget([RequestSignal(0, "a", 8, 100)])
         controller.observe([RequestOutcome(0, "a", 0, 0, 0, 0)], StepSeconds(1, 0.0, 1e-2, 0.0))
@@ -160,7 +154,7 @@ def test_exp3_bears_steps_that_bring_nothing():
 
 
 def test_the_heuristics_best_threshold_may_be_nothing():
-    controller = make("heuristic:threshold=0.4:start=2")
+    controller = make_controller("heuristic:threshold=0.4:start=2")
     for step in range(12):
         controller.budget([RequestSignal(0, "a", 8, 100)])
         controller.select([Proposal(chain(7, [1, 2]), confidence=(1.0, 0.0, 0.0))])
@@ -174,14 +168,17 @@ def test_the_heuristics_best_threshold_may_be_nothing():
 @pytest.mark.parametrize("text", SELECTIONS)
 def test_equal_traffic_gives_equal_decisions(text):
     def decisions():
-        return [(budgets, [item.tree for item in selected]) for _, budgets, _, selected in drive(make(text), 200, 5)]
+        return [
+            (budgets, [item.tree for item in selected])
+            for _, budgets, _, selected in drive(make_controller(text), 200, 5)
+        ]
 
     assert decisions() == decisions()
 
 
 @pytest.mark.parametrize("text", SELECTIONS)
 def test_unknown_requests_are_nothing_special(text):
-    controller = make(text)
+    controller = make_controller(text)
     controller.forget(3)
     assert controller.budget([]) == []
     controller.observe([RequestOutcome(3, "a", 2, 2, 1, 2, (5, 6))], StepSeconds(3, 0.0, 0.0, 0.0))
@@ -191,9 +188,9 @@ def test_unknown_requests_are_nothing_special(text):
 
 def test_fixed_is_fixed():
     signals = [RequestSignal(0, "a", 40, 0), RequestSignal(1, "a", 2, 0)]
-    assert make("fixed").budget(signals) == [8, 2]
-    assert make("fixed:num_draft=3").budget(signals) == [3, 2]
-    assert make("fixed:num_draft=0").budget(signals) == [0, 0]
+    assert make_controller("fixed").budget(signals) == [8, 2]
+    assert make_controller("fixed:num_draft=3").budget(signals) == [3, 2]
+    assert make_controller("fixed:num_draft=0").budget(signals) == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -223,7 +220,7 @@ def test_fixed_is_fixed():
 )
 def test_bad_options(text, complaint):
     with pytest.raises(OptionError, match=complaint):
-        make(text)
+        make_controller(text)
 
 
 def test_hyphens_and_underscores_are_the_same():

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from draftsmith.control.base import RequestSignal
+from draftsmith.control.choice import make_controller
 from draftsmith.control.cost_table import CostTable
 from draftsmith.core.chance import ScriptedChance, outcomes
 from draftsmith.core.types import Budget, Proposal, ProposalKind, Rule, Tree
 from draftsmith.errors import UnsoundError
 from tests.control.simulation import QUANTISED, STAIRCASE, Drafting, simulate, stream
-from tests.control.test_controllers import SELECTIONS, make
+from tests.control.test_controllers import SELECTIONS
 from tests.core.checks import EXACT
 from tests.core.toys import ROOT_TOKEN, Toy, as_law, bias, draw_child, sampler_of, verdicts
 from tests.engine.fakes import tiny_engine
@@ -31,7 +32,7 @@ IID = ProposalKind.IID
 
 def warmed(text, seed):
     """A controller that has seen some traffic of drawn chains, good and bad."""
-    controller, rng = make(text), random.Random(seed)
+    controller, rng = make_controller(text), random.Random(seed)
     drafting = Drafting(look=1e-4, per_depth=1e-4, kind=IID)
     streams = [stream(rng, [(40, 0.8), (20, 0.2)]) for _ in range(2)]
     simulate(controller, streams, [QUANTISED, STAIRCASE][seed % 2], drafting, seed=seed, until=30 + 13 * seed)
@@ -87,7 +88,7 @@ CLIFF = jagged(1.0, 1.0, 1.1, 1.2, 1.3, 3.0, 4.0, 5.0)
 
 def scheduler(options, costs=RISING):
     """A scheduler that knows what rows cost; a stale one has a past to go by."""
-    controller = make(f"prefix-scheduler:max_draft=3{options}")
+    controller = make_controller(f"prefix-scheduler:max_draft=3{options}")
     controller.start_from(costs)
     rng = random.Random(1)
     for _ in range(3):
@@ -157,7 +158,7 @@ def published(search):
     """Survival .8 at depth 1; at depth 2 the conditional is .9 or nothing, depending on which token came first."""
 
     def drafting(chance):
-        controller = make(f"prefix-scheduler:search={search}")
+        controller = make_controller(f"prefix-scheduler:search={search}")
         controller.start_from(COSTS)
         budget = controller.budget([RequestSignal(0, "head", 2, 64)])[0]
         assert budget == 2
@@ -180,7 +181,7 @@ def first_token_law(drafting):
 def test_looking_at_the_whole_curve_gives_the_published_law():
     """DSpark (2607.05147): p = (.7, .3), q = (.5, .5) and a retrospective argmax emit (.85, .15)."""
     assert first_token_law(published("argmax")) == pytest.approx([0.85, 0.15], abs=1e-6)
-    assert make("prefix-scheduler:search=argmax").looks_at_tokens
+    assert make_controller("prefix-scheduler:search=argmax").looks_at_tokens
 
 
 def test_stopping_at_the_first_non_improvement_does_not():
